@@ -1,0 +1,34 @@
+// Package clock is the agent's time. Durations are measured by CLOCK_BOOTTIME,
+// which goes on during suspend and is not stepped; windows are judged by the
+// wall clock.
+package clock
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Clock tells the time. Implementations are safe for concurrent use.
+type Clock interface {
+	// Now is the wall clock.
+	Now() time.Time
+	// Boot is CLOCK_BOOTTIME: the time since the kernel started, suspend
+	// included.
+	Boot() time.Duration
+}
+
+// System is the clock of the machine.
+type System struct{}
+
+// Now is time.Now without its monotonic part, so that it compares by the wall.
+func (System) Now() time.Time { return time.Now().Round(0) }
+
+// Boot reads CLOCK_BOOTTIME.
+func (System) Boot() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		panic("clock: CLOCK_BOOTTIME: " + err.Error()) // no kernel since 2.6.39 lacks it
+	}
+	return time.Duration(ts.Nano())
+}

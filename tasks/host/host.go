@@ -1,0 +1,254 @@
+// Package host declares what a task may see and do on a node.
+//
+// The interfaces belong to the tasks, which are their only users. The agent
+// implements them over systemd, the kernel and the shim; package fakehost in
+// tasks/tasktest implements them in memory. Both pass the suite of package
+// hosttest.
+//
+// A [Reader] cannot change the node, so the compiler keeps Validate, Plan and
+// Observe honest. A [Prober] may also run bounded checks that clean up after
+// themselves. Only a [Host] changes the node, and each of its methods may be
+// repeated: done twice is the same as done once.
+//
+// All methods are safe for concurrent use and return when ctx ends, except
+// where a comment says otherwise. Paths are absolute and clean.
+package host
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"time"
+)
+
+var (
+	// ErrOutcomeUnknown is returned by [Commander.RunCommand] when a command
+	// was started and no record says how it ended. It must not be run again.
+	ErrOutcomeUnknown = errors.New("outcome of the command is unknown")
+	// ErrBusy is returned by [UnitController.StopUnit] when a mount point is in
+	// use. The message names who uses it.
+	ErrBusy = errors.New("in use")
+	// ErrNoUnit is returned for a unit that systemd does not know.
+	ErrNoUnit = errors.New("no such unit")
+	// ErrJob is wrapped by the error of a unit that did not reach the state that
+	// was asked for. The message has the unit's Result and last log lines.
+	ErrJob = errors.New("unit did not reach the state")
+)
+
+// File is a file's content with its permission bits.
+type File struct {
+	Data []byte
+	Mode fs.FileMode
+}
+
+// FileInfo describes a path without following a symbolic link at its end.
+type FileInfo struct {
+	Mode   fs.FileMode // type and permission bits
+	Size   int64
+	Target string // of a symbolic link
+}
+
+// FileReader reads files.
+type FileReader interface {
+	// ReadFile returns the regular file at path, at most 4 MiB of it; a larger
+	// one is an error. A missing file is fs.ErrNotExist. It must not be used
+	// below a mount that may hang: see [Prober].
+	ReadFile(ctx context.Context, path string) (File, error)
+	// Lstat describes path. A missing one is fs.ErrNotExist.
+	Lstat(ctx context.Context, path string) (FileInfo, error)
+	// DirEmpty reports whether the directory at path has no entries.
+	DirEmpty(ctx context.Context, path string) (bool, error)
+}
+
+// UnitStatus is the state of a systemd unit.
+type UnitStatus struct {
+	Load         string // loaded, not-found, bad-setting, masked, error
+	Active       string // active, activating, deactivating, inactive, failed
+	Sub          string // mounted, running, dead ...
+	Result       string // success, exit-code, timeout, protocol ...
+	Enabled      string // enabled, disabled, static, transient, or empty
+	Fragment     string // the unit file
+	DropIns      []string
+	NeedReload   bool
+	Invocation   string // InvocationID in hexadecimal, or empty
+	ConditionMet bool
+}
+
+// UnitReader reads the states of units.
+type UnitReader interface {
+	// Unit returns the state of a unit. One that systemd does not know has Load
+	// not-found, and no error.
+	Unit(ctx context.Context, name string) (UnitStatus, error)
+}
+
+// Mount is one line of the kernel's mount table.
+type Mount struct {
+	ID      int
+	Parent  int
+	Dev     string // major:minor
+	Root    string // the part of the file system that is mounted
+	Target  string
+	Options []string // of the mount point
+	FSType  string
+	Source  string
+	Super   []string // options of the file system
+}
+
+// ReadOnly reports whether nothing can be written through m.
+func (m Mount) ReadOnly() bool {
+	for _, o := range m.Options {
+		if o == "ro" {
+			return true
+		}
+	}
+	for _, o := range m.Super {
+		if o == "ro" {
+			return true
+		}
+	}
+	return false
+}
+
+// Use is a process that keeps a mount busy.
+type Use struct {
+	PID     int
+	Command string
+	How     string // cwd, root, exe, fd 3, map
+}
+
+// MountReader reads the mount table. It never touches a mounted file system,
+// so that it answers while one hangs.
+type MountReader interface {
+	// Mounts returns the mount table of the node's first process, in order.
+	Mounts(ctx context.Context) ([]Mount, error)
+	// Users returns the processes that keep the mount at target busy, in any
+	// mount namespace, at most 100 of them.
+	Users(ctx context.Context, target string) ([]Use, error)
+}
+
+// Facts are what a node is.
+type Facts interface {
+	// BootID returns the kernel's boot id.
+	BootID(ctx context.Context) (string, error)
+	// FindProgram returns the path of a program in the system's directories. A
+	// missing one is fs.ErrNotExist.
+	FindProgram(ctx context.Context, name string) (string, error)
+	// FilesystemKnown reports whether the kernel can mount the type, or could
+	// after it has loaded a module.
+	FilesystemKnown(ctx context.Context, fstype string) (bool, error)
+	// UserExists reports whether the node knows the user.
+	UserExists(ctx context.Context, name string) (bool, error)
+}
+
+// Reader observes a node and never changes it.
+type Reader interface {
+	FileReader
+	UnitReader
+	MountReader
+	Facts
+}
+
+// Capacity is what statfs says of a file system.
+type Capacity struct {
+	TotalBytes uint64
+	FreeBytes  uint64
+}
+
+// Prober is a Reader that may also run bounded checks. Each runs in a child
+// process with a deadline; one that does not end is killed and abandoned, and
+// the caller gets an error that wraps context.DeadlineExceeded.
+type Prober interface {
+	Reader
+	// ProbeWrite makes a file below dir, writes and syncs it, reads it back and
+	// removes it.
+	ProbeWrite(ctx context.Context, dir string) error
+	// ProbeRead lists dir.
+	ProbeRead(ctx context.Context, dir string) error
+	// ProbeCapacity asks the file system at dir for its size.
+	ProbeCapacity(ctx context.Context, dir string) (Capacity, error)
+}
+
+// FileWriter changes files. What it did is durable when it returns: it syncs
+// the file and the directory.
+type FileWriter interface {
+	// WriteFile replaces the file at path atomically.
+	WriteFile(ctx context.Context, path string, f File) error
+	// RemoveFile removes the file at path, if it is there.
+	RemoveFile(ctx context.Context, path string) error
+	// MakeDir makes one directory. One that exists is no error.
+	MakeDir(ctx context.Context, path string, mode fs.FileMode) error
+	// RemoveDir removes an empty directory, if it is there. It never removes
+	// through a mount.
+	RemoveDir(ctx context.Context, path string) error
+}
+
+// UnitController changes the states of units. StartUnit, StopUnit and
+// RestartUnit reset a failed unit first, wait until the job has ended, and
+// return an error that wraps [ErrJob] when the unit did not get there.
+type UnitController interface {
+	// Reload makes systemd read its unit files again.
+	Reload(ctx context.Context) error
+	// StartUnit starts a unit.
+	StartUnit(ctx context.Context, name string) error
+	// StopUnit stops a unit. One that is not there is no error. For a mount that
+	// is in use the error wraps [ErrBusy].
+	StopUnit(ctx context.Context, name string) error
+	// SetUnitEnabled enables or disables a unit for the next boot.
+	SetUnitEnabled(ctx context.Context, name string, enabled bool) error
+}
+
+// Command is a program to run under the shim.
+type Command struct {
+	Argv        []string
+	Dir         string
+	Environment []string
+	User        string
+	Timeout     time.Duration // 0: none
+}
+
+// Output describes one stream of a command that has ended.
+type Output struct {
+	Total      uint64
+	Head, Tail uint64
+	HeadSHA256 []byte
+	TailSHA256 []byte
+}
+
+// Outcome is how a command ended.
+type Outcome struct {
+	ExitCode   int
+	Signal     int
+	Invocation string
+	BootID     string
+	Duration   time.Duration
+	Stdout     Output
+	Stderr     Output
+	TimedOut   bool
+	OOMKilled  bool
+}
+
+// Commander runs the one command that belongs to the step for which the
+// executor made this host.
+type Commander interface {
+	// RunCommand starts the step's command if it never was, or finds it again,
+	// and waits for its end. At most one process is ever started for a step and
+	// attempt, whatever crashes. When the record of a started command has no
+	// end and nothing runs, the error wraps [ErrOutcomeUnknown]; when the
+	// program could not be started it wraps fs.ErrNotExist, fs.ErrPermission or
+	// the like. When ctx ends with [ErrStop] as its cause, the command is
+	// stopped and its outcome returned; when ctx ends otherwise it is left
+	// running, to be found again.
+	RunCommand(ctx context.Context, c Command) (Outcome, error)
+}
+
+// ErrStop is the cause of a context that ends because the command in it is to
+// be stopped: the task was cancelled or its time is over.
+var ErrStop = errors.New("stop the command")
+
+// Host changes a node.
+type Host interface {
+	Prober
+	FileWriter
+	UnitController
+	Commander
+}

@@ -1,0 +1,247 @@
+package tasks
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/proto/strict"
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+// Registry knows the kinds and step types of a build. It is filled explicitly
+// by package all and not changed afterwards; reading it is safe for concurrent
+// use.
+type Registry struct {
+	kinds map[string]*Kind
+	steps map[string]stepType
+}
+
+type stepType struct {
+	info StepInfo
+	open func(args []byte) (Step, error)
+	name protoreflect.FullName
+}
+
+// StepInfo is what the registry knows of a step type.
+type StepInfo struct {
+	// Type is the name, for example file.write.
+	Type string
+	// Revision is the revision of its arguments.
+	Revision uint32
+	// Effect says what may be done when an outcome was not recorded.
+	Effect taskv1.Effect
+	// Undoable says whether Undo can restore what was.
+	Undoable bool
+}
+
+// Kind is a registered kind with its spec type erased.
+type Kind struct {
+	Info
+	newSpec  func() proto.Message
+	validate func(proto.Message) error
+	locks    func(proto.Message) []Lock
+	plan     func(context.Context, host.Reader, proto.Message) (Plan, error)
+	verify   func(context.Context, host.Prober, proto.Message) error
+	result   func(context.Context, host.Prober, proto.Message, [][]byte) (proto.Message, error)
+	intent   func(proto.Message) (string, IntentChange)
+}
+
+// NewRegistry returns an empty registry.
+func NewRegistry() *Registry {
+	return &Registry{kinds: map[string]*Kind{}, steps: map[string]stepType{}}
+}
+
+// Intender is a task that leaves or ends an intent.
+type Intender[S proto.Message] interface {
+	// Intent returns the intent's key and what becomes of it.
+	Intent(spec S) (key string, change IntentChange)
+}
+
+// Add registers t. It panics on a duplicate: a programming error that any test
+// finds that builds the registry.
+func Add[S proto.Message](r *Registry, info Info, t Task[S]) {
+	if _, dup := r.kinds[info.Kind]; dup {
+		panic("tasks: duplicate kind " + info.Kind)
+	}
+	var zero S
+	k := &Kind{
+		Info:     info,
+		newSpec:  func() proto.Message { return zero.ProtoReflect().New().Interface() },
+		validate: func(m proto.Message) error { return t.Validate(m.(S)) },
+		locks:    func(m proto.Message) []Lock { return t.Locks(m.(S)) },
+		plan: func(ctx context.Context, h host.Reader, m proto.Message) (Plan, error) {
+			return t.Plan(ctx, h, m.(S))
+		},
+		verify: func(ctx context.Context, h host.Prober, m proto.Message) error {
+			return t.Verify(ctx, h, m.(S))
+		},
+		result: func(ctx context.Context, h host.Prober, m proto.Message, outs [][]byte) (proto.Message, error) {
+			return t.Result(ctx, h, m.(S), outs)
+		},
+		intent: func(proto.Message) (string, IntentChange) { return "", IntentNone },
+	}
+	if i, ok := t.(Intender[S]); ok {
+		k.intent = func(m proto.Message) (string, IntentChange) { return i.Intent(m.(S)) }
+	}
+	r.kinds[info.Kind] = k
+}
+
+// AddStep registers a step type, whose arguments are messages of type A.
+func AddStep[A proto.Message](r *Registry, info StepInfo, open func(A) Step) {
+	if _, dup := r.steps[info.Type]; dup {
+		panic("tasks: duplicate step type " + info.Type)
+	}
+	var zero A
+	r.steps[info.Type] = stepType{
+		info: info,
+		name: zero.ProtoReflect().Descriptor().FullName(),
+		open: func(b []byte) (Step, error) {
+			m := zero.ProtoReflect().New().Interface()
+			if err := proto.Unmarshal(b, m); err != nil {
+				return nil, fmt.Errorf("decode arguments of step %s: %w", info.Type, err)
+			}
+			return open(m.(A)), nil
+		},
+	}
+}
+
+// Kinds returns all kinds, by name.
+func (r *Registry) Kinds() []*Kind {
+	out := make([]*Kind, 0, len(r.kinds))
+	for _, k := range r.kinds {
+		out = append(out, k)
+	}
+	slices.SortFunc(out, func(a, b *Kind) int { return cmp.Compare(a.Kind, b.Kind) })
+	return out
+}
+
+// Kind returns a kind by name, or an error that wraps [ErrUnknownKind] and
+// lists those that are known.
+func (r *Registry) Kind(name string) (*Kind, error) {
+	if k, ok := r.kinds[name]; ok {
+		return k, nil
+	}
+	known := make([]string, 0, len(r.kinds))
+	for _, k := range r.Kinds() {
+		known = append(known, k.Kind)
+	}
+	return nil, fmt.Errorf("kind %q: %w; known kinds: %v", name, ErrUnknownKind, known)
+}
+
+// NewSpec returns an empty spec message of the kind.
+func (k *Kind) NewSpec() proto.Message { return k.newSpec() }
+
+// DecodeSpec decodes the spec bytes of a leaf. An unknown field or an undefined
+// enum number anywhere in it is an error.
+func (k *Kind) DecodeSpec(revision uint32, b []byte) (proto.Message, error) {
+	if revision == 0 || revision > k.Revision {
+		return nil, fmt.Errorf("kind %s revision %d: %w; the newest known is %d", k.Kind, revision, ErrUnknownKind, k.Revision)
+	}
+	m := k.newSpec()
+	if err := proto.Unmarshal(b, m); err != nil {
+		return nil, fmt.Errorf("decode spec of %s: %w", k.Kind, err)
+	}
+	if err := strict.Check(m); err != nil {
+		return nil, fmt.Errorf("decode spec of %s: %w", k.Kind, err)
+	}
+	return m, nil
+}
+
+// Validate reports every problem of spec as [Problems].
+func (k *Kind) Validate(spec proto.Message) error { return k.validate(spec) }
+
+// Locks returns the names that a task with spec needs.
+func (k *Kind) Locks(spec proto.Message) []Lock { return k.locks(spec) }
+
+// Verify reports whether the node satisfies spec.
+func (k *Kind) Verify(ctx context.Context, h host.Prober, spec proto.Message) error {
+	return k.verify(ctx, h, spec)
+}
+
+// Result returns the typed result as an Any.
+func (k *Kind) Result(ctx context.Context, h host.Prober, spec proto.Message, outs [][]byte) (*anypb.Any, error) {
+	m, err := k.result(ctx, h, spec, outs)
+	if err != nil || m == nil {
+		return nil, err
+	}
+	return anypb.New(m)
+}
+
+// Intent returns what a succeeded task with spec does to the node's intents.
+func (k *Kind) Intent(spec proto.Message) (string, IntentChange) { return k.intent(spec) }
+
+// Plan plans spec and seals the steps. The bytes and their SHA-256 are the same
+// for the same plan.
+func (r *Registry) Plan(ctx context.Context, h host.Reader, k *Kind, spec proto.Message) (*taskv1.Plan, error) {
+	p, err := k.plan(ctx, h, spec)
+	if err != nil {
+		return nil, err
+	}
+	out := &taskv1.Plan{Kind: k.Kind, Revision: k.Revision, Impact: k.Impact}
+	if len(p.Steps) == 0 {
+		out.Impact = nil
+	}
+	for _, d := range p.Differences {
+		out.Differences = append(out.Differences, &taskv1.Difference{Subject: d.Subject, Have: d.Have, Want: d.Want})
+	}
+	for _, s := range p.Steps {
+		sealed, err := r.Seal(s)
+		if err != nil {
+			return nil, err
+		}
+		out.Steps = append(out.Steps, sealed)
+	}
+	return out, nil
+}
+
+// Seal returns a step as data.
+func (r *Registry) Seal(s Step) (*taskv1.PlannedStep, error) {
+	args := s.Args()
+	name := args.ProtoReflect().Descriptor().FullName()
+	for _, t := range r.steps {
+		if t.name != name {
+			continue
+		}
+		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(args)
+		if err != nil {
+			return nil, fmt.Errorf("seal step %s: %w", t.info.Type, err)
+		}
+		p := &taskv1.PlannedStep{
+			Type: t.info.Type, Revision: t.info.Revision, Args: b,
+			Effect: t.info.Effect, Title: s.Title(), Undoable: t.info.Undoable,
+		}
+		if l, ok := s.(Limiter); ok {
+			p.Timeout = durationpb.New(l.Timeout())
+		}
+		return p, nil
+	}
+	return nil, fmt.Errorf("seal step with arguments %s: %w", name, ErrUnknownStep)
+}
+
+// Open returns the step that was sealed.
+func (r *Registry) Open(p *taskv1.PlannedStep) (Step, error) {
+	t, ok := r.steps[p.GetType()]
+	if !ok || p.GetRevision() == 0 || p.GetRevision() > t.info.Revision {
+		return nil, fmt.Errorf("open step %q revision %d: %w", p.GetType(), p.GetRevision(), ErrUnknownStep)
+	}
+	return t.open(p.GetArgs())
+}
+
+// MarshalPlan returns the deterministic bytes of a plan and their SHA-256.
+func MarshalPlan(p *taskv1.Plan) (b []byte, digest []byte, err error) {
+	b, err = proto.MarshalOptions{Deterministic: true}.Marshal(p)
+	if err != nil {
+		return nil, nil, fmt.Errorf("serialise plan of %s: %w", p.GetKind(), err)
+	}
+	sum := sha256.Sum256(b)
+	return b, sum[:], nil
+}
