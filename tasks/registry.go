@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -53,6 +54,7 @@ type Kind struct {
 	verify   func(context.Context, host.Prober, proto.Message) error
 	result   func(context.Context, host.Prober, proto.Message, [][]byte) (proto.Message, error)
 	intent   func(proto.Message) (string, IntentChange)
+	deadline func(proto.Message) time.Duration
 }
 
 // NewRegistry returns an empty registry.
@@ -64,6 +66,16 @@ func NewRegistry() *Registry {
 type Intender[S proto.Message] interface {
 	// Intent returns the intent's key and what becomes of it.
 	Intent(spec S) (key string, change IntentChange)
+}
+
+// DefaultDeadline is how long a task may run when neither its leaf nor its kind
+// says otherwise.
+const DefaultDeadline = 10 * time.Minute
+
+// Deadliner is a task that needs another deadline than [DefaultDeadline].
+type Deadliner[S proto.Message] interface {
+	// Deadline returns how long a task with spec may run once it was started.
+	Deadline(spec S) time.Duration
 }
 
 // Add registers t. It panics on a duplicate: a programming error that any test
@@ -87,7 +99,11 @@ func Add[S proto.Message](r *Registry, info Info, t Task[S]) {
 		result: func(ctx context.Context, h host.Prober, m proto.Message, outs [][]byte) (proto.Message, error) {
 			return t.Result(ctx, h, m.(S), outs)
 		},
-		intent: func(proto.Message) (string, IntentChange) { return "", IntentNone },
+		intent:   func(proto.Message) (string, IntentChange) { return "", IntentNone },
+		deadline: func(proto.Message) time.Duration { return DefaultDeadline },
+	}
+	if d, ok := t.(Deadliner[S]); ok {
+		k.deadline = func(m proto.Message) time.Duration { return d.Deadline(m.(S)) }
 	}
 	if i, ok := t.(Intender[S]); ok {
 		k.intent = func(m proto.Message) (string, IntentChange) { return i.Intent(m.(S)) }
@@ -175,6 +191,9 @@ func (k *Kind) Result(ctx context.Context, h host.Prober, spec proto.Message, ou
 	}
 	return anypb.New(m)
 }
+
+// Deadline returns how long a task with spec may run when its leaf does not say.
+func (k *Kind) Deadline(spec proto.Message) time.Duration { return k.deadline(spec) }
 
 // Intent returns what a succeeded task with spec does to the node's intents.
 func (k *Kind) Intent(spec proto.Message) (string, IntentChange) { return k.intent(spec) }

@@ -58,6 +58,10 @@ type FileReader interface {
 	Lstat(ctx context.Context, path string) (FileInfo, error)
 	// DirEmpty reports whether the directory at path has no entries.
 	DirEmpty(ctx context.Context, path string) (bool, error)
+	// ReadDir returns the names of the entries of the directory at path, sorted.
+	// A missing one is fs.ErrNotExist; one with more than 10,000 entries is an
+	// error.
+	ReadDir(ctx context.Context, path string) ([]string, error)
 }
 
 // UnitStatus is the state of a systemd unit.
@@ -212,6 +216,7 @@ type Output struct {
 	Head, Tail uint64
 	HeadSHA256 []byte
 	TailSHA256 []byte
+	OpenAtEnd  bool // something that the command left behind still held it open
 }
 
 // Outcome is how a command ended.

@@ -11,6 +11,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	anypb "google.golang.org/protobuf/types/known/anypb"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -133,6 +134,118 @@ func (x *JournalMeta) GetClockHighWater() *timestamppb.Timestamp {
 	return nil
 }
 
+// JournalMark is the high-water mark beside the state file: it tells a state
+// file that is missing or older than it should be. It is made durable after
+// each commit, before anyone is told of the commit.
+type JournalMark struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rises with each mark that is written; of two slots the higher one counts.
+	Counter uint64 `protobuf:"varint,1,opt,name=counter,proto3" json:"counter,omitempty"`
+	// The journal.
+	JournalId string `protobuf:"bytes,2,opt,name=journal_id,json=journalId,proto3" json:"journal_id,omitempty"`
+	// The last frame that is durable in it.
+	Seq uint64 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
+	// The number of the last transaction of the state file.
+	Transaction uint64 `protobuf:"varint,4,opt,name=transaction,proto3" json:"transaction,omitempty"`
+	// The wall clock then, never lower than in the mark before.
+	WallTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=wall_time,json=wallTime,proto3" json:"wall_time,omitempty"`
+	// The node's name.
+	Node string `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
+	// The enrolment generation.
+	Generation uint64 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Set when the state file must not be used again: the next start sets it
+	// aside.
+	Condemned     bool `protobuf:"varint,8,opt,name=condemned,proto3" json:"condemned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JournalMark) Reset() {
+	*x = JournalMark{}
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JournalMark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JournalMark) ProtoMessage() {}
+
+func (x *JournalMark) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JournalMark.ProtoReflect.Descriptor instead.
+func (*JournalMark) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *JournalMark) GetCounter() uint64 {
+	if x != nil {
+		return x.Counter
+	}
+	return 0
+}
+
+func (x *JournalMark) GetJournalId() string {
+	if x != nil {
+		return x.JournalId
+	}
+	return ""
+}
+
+func (x *JournalMark) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *JournalMark) GetTransaction() uint64 {
+	if x != nil {
+		return x.Transaction
+	}
+	return 0
+}
+
+func (x *JournalMark) GetWallTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.WallTime
+	}
+	return nil
+}
+
+func (x *JournalMark) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *JournalMark) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *JournalMark) GetCondemned() bool {
+	if x != nil {
+		return x.Condemned
+	}
+	return false
+}
+
 // TaskRecord is one task as the node's journal holds it.
 type TaskRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -182,17 +295,22 @@ type TaskRecord struct {
 	Events uint32 `protobuf:"varint,22,opt,name=events,proto3" json:"events,omitempty"`
 	// Whether the final check has begun: from then on a cancel is too late.
 	FinalVerifyBegun bool `protobuf:"varint,23,opt,name=final_verify_begun,json=finalVerifyBegun,proto3" json:"final_verify_begun,omitempty"`
-	// Whether its steps' outputs and results have all been acknowledged.
+	// Whether the server has its last event.
 	Acknowledged bool `protobuf:"varint,24,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	// "task", or "reconcile" for a restore of an intent.
-	Origin        string `protobuf:"bytes,25,opt,name=origin,proto3" json:"origin,omitempty"`
+	Origin string `protobuf:"bytes,25,opt,name=origin,proto3" json:"origin,omitempty"`
+	// CLOCK_BOOTTIME when its first step began, carried over into the boot that
+	// boot_id names: before that boot it is negative.
+	StartBootTime *durationpb.Duration `protobuf:"bytes,26,opt,name=start_boot_time,json=startBootTime,proto3" json:"start_boot_time,omitempty"`
+	// Who asserted the outcome, when it was a person who did.
+	AssertedBy    string `protobuf:"bytes,27,opt,name=asserted_by,json=assertedBy,proto3" json:"asserted_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TaskRecord) Reset() {
 	*x = TaskRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[1]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -204,7 +322,7 @@ func (x *TaskRecord) String() string {
 func (*TaskRecord) ProtoMessage() {}
 
 func (x *TaskRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[1]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -217,7 +335,7 @@ func (x *TaskRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskRecord.ProtoReflect.Descriptor instead.
 func (*TaskRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{1}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *TaskRecord) GetTaskId() string {
@@ -395,6 +513,20 @@ func (x *TaskRecord) GetOrigin() string {
 	return ""
 }
 
+func (x *TaskRecord) GetStartBootTime() *durationpb.Duration {
+	if x != nil {
+		return x.StartBootTime
+	}
+	return nil
+}
+
+func (x *TaskRecord) GetAssertedBy() string {
+	if x != nil {
+		return x.AssertedBy
+	}
+	return ""
+}
+
 // StepRecord is one step of a task, in a record of its own, so that each
 // phase writes little.
 type StepRecord struct {
@@ -424,7 +556,7 @@ type StepRecord struct {
 
 func (x *StepRecord) Reset() {
 	*x = StepRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[2]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -436,7 +568,7 @@ func (x *StepRecord) String() string {
 func (*StepRecord) ProtoMessage() {}
 
 func (x *StepRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[2]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -449,7 +581,7 @@ func (x *StepRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRecord.ProtoReflect.Descriptor instead.
 func (*StepRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{2}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StepRecord) GetPhase() v1.StepPhase {
@@ -528,7 +660,7 @@ type SeenRecord struct {
 
 func (x *SeenRecord) Reset() {
 	*x = SeenRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[3]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -540,7 +672,7 @@ func (x *SeenRecord) String() string {
 func (*SeenRecord) ProtoMessage() {}
 
 func (x *SeenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[3]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -553,7 +685,7 @@ func (x *SeenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeenRecord.ProtoReflect.Descriptor instead.
 func (*SeenRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{3}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SeenRecord) GetLeafHash() []byte {
@@ -595,7 +727,7 @@ type IntentRecord struct {
 
 func (x *IntentRecord) Reset() {
 	*x = IntentRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[4]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +739,7 @@ func (x *IntentRecord) String() string {
 func (*IntentRecord) ProtoMessage() {}
 
 func (x *IntentRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[4]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +752,7 @@ func (x *IntentRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntentRecord.ProtoReflect.Descriptor instead.
 func (*IntentRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{4}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *IntentRecord) GetKey() string {
@@ -705,7 +837,7 @@ type CommandRecord struct {
 
 func (x *CommandRecord) Reset() {
 	*x = CommandRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[5]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -717,7 +849,7 @@ func (x *CommandRecord) String() string {
 func (*CommandRecord) ProtoMessage() {}
 
 func (x *CommandRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[5]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -730,7 +862,7 @@ func (x *CommandRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandRecord.ProtoReflect.Descriptor instead.
 func (*CommandRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{5}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CommandRecord) GetTaskId() string {
@@ -793,7 +925,7 @@ var File_millwright_agent_v1_journal_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\n" +
-	"!millwright/agent/v1/journal.proto\x12\x13millwright.agent.v1\x1a\x19google/protobuf/any.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/step.proto\"\xe6\x02\n" +
+	"!millwright/agent/v1/journal.proto\x12\x13millwright.agent.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/step.proto\"\xe6\x02\n" +
 	"\vJournalMeta\x12\x1d\n" +
 	"\n" +
 	"journal_id\x18\x01 \x01(\tR\tjournalId\x12\x12\n" +
@@ -807,7 +939,19 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\vinstance_id\x18\x06 \x01(\tR\n" +
 	"instanceId\x12.\n" +
 	"\x13previous_journal_id\x18\a \x01(\tR\x11previousJournalId\x12D\n" +
-	"\x10clock_high_water\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x0eclockHighWater\"\x80\b\n" +
+	"\x10clock_high_water\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x0eclockHighWater\"\x85\x02\n" +
+	"\vJournalMark\x12\x18\n" +
+	"\acounter\x18\x01 \x01(\x04R\acounter\x12\x1d\n" +
+	"\n" +
+	"journal_id\x18\x02 \x01(\tR\tjournalId\x12\x10\n" +
+	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12 \n" +
+	"\vtransaction\x18\x04 \x01(\x04R\vtransaction\x127\n" +
+	"\twall_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bwallTime\x12\x12\n" +
+	"\x04node\x18\x06 \x01(\tR\x04node\x12\x1e\n" +
+	"\n" +
+	"generation\x18\a \x01(\x04R\n" +
+	"generation\x12\x1c\n" +
+	"\tcondemned\x18\b \x01(\bR\tcondemned\"\xe4\b\n" +
 	"\n" +
 	"TaskRecord\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1b\n" +
@@ -840,7 +984,10 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\x06events\x18\x16 \x01(\rR\x06events\x12,\n" +
 	"\x12final_verify_begun\x18\x17 \x01(\bR\x10finalVerifyBegun\x12\"\n" +
 	"\facknowledged\x18\x18 \x01(\bR\facknowledged\x12\x16\n" +
-	"\x06origin\x18\x19 \x01(\tR\x06origin\"\xe6\x02\n" +
+	"\x06origin\x18\x19 \x01(\tR\x06origin\x12A\n" +
+	"\x0fstart_boot_time\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\rstartBootTime\x12\x1f\n" +
+	"\vasserted_by\x18\x1b \x01(\tR\n" +
+	"assertedBy\"\xe6\x02\n" +
 	"\n" +
 	"StepRecord\x123\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.StepPhaseR\x05phase\x12\x16\n" +
@@ -892,54 +1039,58 @@ func file_millwright_agent_v1_journal_proto_rawDescGZIP() []byte {
 	return file_millwright_agent_v1_journal_proto_rawDescData
 }
 
-var file_millwright_agent_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_millwright_agent_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_millwright_agent_v1_journal_proto_goTypes = []any{
 	(*JournalMeta)(nil),           // 0: millwright.agent.v1.JournalMeta
-	(*TaskRecord)(nil),            // 1: millwright.agent.v1.TaskRecord
-	(*StepRecord)(nil),            // 2: millwright.agent.v1.StepRecord
-	(*SeenRecord)(nil),            // 3: millwright.agent.v1.SeenRecord
-	(*IntentRecord)(nil),          // 4: millwright.agent.v1.IntentRecord
-	(*CommandRecord)(nil),         // 5: millwright.agent.v1.CommandRecord
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*v1.Envelope)(nil),           // 7: millwright.task.v1.Envelope
-	(*v1.SignedLeaf)(nil),         // 8: millwright.task.v1.SignedLeaf
-	(*v1.Authorizer)(nil),         // 9: millwright.task.v1.Authorizer
-	(v1.TaskState)(0),             // 10: millwright.task.v1.TaskState
-	(v1.UndoState)(0),             // 11: millwright.task.v1.UndoState
-	(*anypb.Any)(nil),             // 12: google.protobuf.Any
-	(v1.StepPhase)(0),             // 13: millwright.task.v1.StepPhase
-	(*v1.CommandOutcome)(nil),     // 14: millwright.task.v1.CommandOutcome
-	(v1.IntentState)(0),           // 15: millwright.task.v1.IntentState
+	(*JournalMark)(nil),           // 1: millwright.agent.v1.JournalMark
+	(*TaskRecord)(nil),            // 2: millwright.agent.v1.TaskRecord
+	(*StepRecord)(nil),            // 3: millwright.agent.v1.StepRecord
+	(*SeenRecord)(nil),            // 4: millwright.agent.v1.SeenRecord
+	(*IntentRecord)(nil),          // 5: millwright.agent.v1.IntentRecord
+	(*CommandRecord)(nil),         // 6: millwright.agent.v1.CommandRecord
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*v1.Envelope)(nil),           // 8: millwright.task.v1.Envelope
+	(*v1.SignedLeaf)(nil),         // 9: millwright.task.v1.SignedLeaf
+	(*v1.Authorizer)(nil),         // 10: millwright.task.v1.Authorizer
+	(v1.TaskState)(0),             // 11: millwright.task.v1.TaskState
+	(v1.UndoState)(0),             // 12: millwright.task.v1.UndoState
+	(*anypb.Any)(nil),             // 13: google.protobuf.Any
+	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
+	(v1.StepPhase)(0),             // 15: millwright.task.v1.StepPhase
+	(*v1.CommandOutcome)(nil),     // 16: millwright.task.v1.CommandOutcome
+	(v1.IntentState)(0),           // 17: millwright.task.v1.IntentState
 }
 var file_millwright_agent_v1_journal_proto_depIdxs = []int32{
-	6,  // 0: millwright.agent.v1.JournalMeta.floor:type_name -> google.protobuf.Timestamp
-	6,  // 1: millwright.agent.v1.JournalMeta.create_time:type_name -> google.protobuf.Timestamp
-	6,  // 2: millwright.agent.v1.JournalMeta.clock_high_water:type_name -> google.protobuf.Timestamp
-	7,  // 3: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
-	8,  // 4: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	9,  // 5: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
-	10, // 6: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
-	11, // 7: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
-	12, // 8: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
-	6,  // 9: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
-	6,  // 10: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
-	6,  // 11: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
-	13, // 12: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
-	6,  // 13: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
-	6,  // 14: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
-	14, // 15: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
-	6,  // 16: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
-	8,  // 17: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	7,  // 18: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
-	15, // 19: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
-	6,  // 20: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
-	6,  // 21: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
-	14, // 22: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	7,  // 0: millwright.agent.v1.JournalMeta.floor:type_name -> google.protobuf.Timestamp
+	7,  // 1: millwright.agent.v1.JournalMeta.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 2: millwright.agent.v1.JournalMeta.clock_high_water:type_name -> google.protobuf.Timestamp
+	7,  // 3: millwright.agent.v1.JournalMark.wall_time:type_name -> google.protobuf.Timestamp
+	8,  // 4: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
+	9,  // 5: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	10, // 6: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
+	11, // 7: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
+	12, // 8: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
+	13, // 9: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
+	7,  // 10: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
+	7,  // 11: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
+	7,  // 12: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
+	14, // 13: millwright.agent.v1.TaskRecord.start_boot_time:type_name -> google.protobuf.Duration
+	15, // 14: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
+	7,  // 15: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
+	7,  // 16: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
+	16, // 17: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
+	7,  // 18: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
+	9,  // 19: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	8,  // 20: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
+	17, // 21: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
+	7,  // 22: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
+	7,  // 23: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
+	16, // 24: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_journal_proto_init() }
@@ -953,7 +1104,7 @@ func file_millwright_agent_v1_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_journal_proto_rawDesc), len(file_millwright_agent_v1_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

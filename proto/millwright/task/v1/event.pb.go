@@ -1378,7 +1378,8 @@ type TaskFinished struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The task's id.
 	TaskId string `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
-	// SUCCEEDED, FAILED, CANCELLED, REFUSED or EXPIRED.
+	// SUCCEEDED, FAILED, CANCELLED, REFUSED or EXPIRED; ABANDONED when a person
+	// gave it up.
 	State TaskState `protobuf:"varint,2,opt,name=state,proto3,enum=millwright.task.v1.TaskState" json:"state,omitempty"`
 	// What became of its steps.
 	Undo UndoState `protobuf:"varint,3,opt,name=undo,proto3,enum=millwright.task.v1.UndoState" json:"undo,omitempty"`

@@ -199,11 +199,16 @@ func (x *GetTaskRequest) GetId() string {
 	return ""
 }
 
-// GetTaskResponse is the task.
+// GetTaskResponse is the task with what authorised it, so that a reader can
+// check it and a retry can sign the same again without believing the server.
 type GetTaskResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The task.
-	Task          *Task `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"`
+	Task *Task `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"`
+	// The envelope over the set that the task was created with.
+	Envelope *Envelope `protobuf:"bytes,2,opt,name=envelope,proto3" json:"envelope,omitempty"`
+	// Its leaf with its place in that set.
+	SignedLeaf    *SignedLeaf `protobuf:"bytes,3,opt,name=signed_leaf,json=signedLeaf,proto3" json:"signed_leaf,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -241,6 +246,20 @@ func (*GetTaskResponse) Descriptor() ([]byte, []int) {
 func (x *GetTaskResponse) GetTask() *Task {
 	if x != nil {
 		return x.Task
+	}
+	return nil
+}
+
+func (x *GetTaskResponse) GetEnvelope() *Envelope {
+	if x != nil {
+		return x.Envelope
+	}
+	return nil
+}
+
+func (x *GetTaskResponse) GetSignedLeaf() *SignedLeaf {
+	if x != nil {
+		return x.SignedLeaf
 	}
 	return nil
 }
@@ -1110,9 +1129,12 @@ const file_millwright_task_v1_service_proto_rawDesc = "" +
 	"\x05tasks\x18\x01 \x03(\v2\x18.millwright.task.v1.TaskR\x05tasks\x12'\n" +
 	"\x0falready_existed\x18\x02 \x01(\bR\x0ealreadyExisted\" \n" +
 	"\x0eGetTaskRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"?\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xba\x01\n" +
 	"\x0fGetTaskResponse\x12,\n" +
-	"\x04task\x18\x01 \x01(\v2\x18.millwright.task.v1.TaskR\x04task\"\x82\x03\n" +
+	"\x04task\x18\x01 \x01(\v2\x18.millwright.task.v1.TaskR\x04task\x128\n" +
+	"\benvelope\x18\x02 \x01(\v2\x1c.millwright.task.v1.EnvelopeR\benvelope\x12?\n" +
+	"\vsigned_leaf\x18\x03 \x01(\v2\x1e.millwright.task.v1.SignedLeafR\n" +
+	"signedLeaf\"\x82\x03\n" +
 	"\x10ListTasksRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -1240,42 +1262,44 @@ var file_millwright_task_v1_service_proto_depIdxs = []int32{
 	16, // 1: millwright.task.v1.CreateTasksRequest.leaves:type_name -> millwright.task.v1.SignedLeaf
 	17, // 2: millwright.task.v1.CreateTasksResponse.tasks:type_name -> millwright.task.v1.Task
 	17, // 3: millwright.task.v1.GetTaskResponse.task:type_name -> millwright.task.v1.Task
-	18, // 4: millwright.task.v1.ListTasksRequest.states:type_name -> millwright.task.v1.TaskState
-	19, // 5: millwright.task.v1.ListTasksRequest.created_after:type_name -> google.protobuf.Timestamp
-	19, // 6: millwright.task.v1.ListTasksRequest.created_before:type_name -> google.protobuf.Timestamp
-	20, // 7: millwright.task.v1.ListTasksRequest.labels:type_name -> millwright.task.v1.Label
-	17, // 8: millwright.task.v1.ListTasksResponse.tasks:type_name -> millwright.task.v1.Task
-	8,  // 9: millwright.task.v1.WatchTasksResponse.event:type_name -> millwright.task.v1.TaskEvent
-	19, // 10: millwright.task.v1.TaskEvent.record_time:type_name -> google.protobuf.Timestamp
-	19, // 11: millwright.task.v1.TaskEvent.event_time:type_name -> google.protobuf.Timestamp
-	18, // 12: millwright.task.v1.TaskEvent.state:type_name -> millwright.task.v1.TaskState
-	21, // 13: millwright.task.v1.TaskEvent.node_event:type_name -> millwright.task.v1.Event
-	17, // 14: millwright.task.v1.CancelTaskResponse.task:type_name -> millwright.task.v1.Task
-	8,  // 15: millwright.task.v1.ListTaskEventsResponse.events:type_name -> millwright.task.v1.TaskEvent
-	22, // 16: millwright.task.v1.ReadOutputRequest.stream:type_name -> millwright.task.v1.Stream
-	22, // 17: millwright.task.v1.ReadOutputResponse.stream:type_name -> millwright.task.v1.Stream
-	23, // 18: millwright.task.v1.ReadOutputResponse.output:type_name -> millwright.task.v1.Output
-	24, // 19: millwright.task.v1.ReadOutputResponse.retry_after:type_name -> google.protobuf.Duration
-	25, // 20: millwright.task.v1.ReadOutputResponse.remark:type_name -> google.protobuf.Any
-	0,  // 21: millwright.task.v1.TaskService.CreateTasks:input_type -> millwright.task.v1.CreateTasksRequest
-	2,  // 22: millwright.task.v1.TaskService.GetTask:input_type -> millwright.task.v1.GetTaskRequest
-	4,  // 23: millwright.task.v1.TaskService.ListTasks:input_type -> millwright.task.v1.ListTasksRequest
-	6,  // 24: millwright.task.v1.TaskService.WatchTasks:input_type -> millwright.task.v1.WatchTasksRequest
-	9,  // 25: millwright.task.v1.TaskService.CancelTask:input_type -> millwright.task.v1.CancelTaskRequest
-	11, // 26: millwright.task.v1.TaskService.ListTaskEvents:input_type -> millwright.task.v1.ListTaskEventsRequest
-	13, // 27: millwright.task.v1.TaskService.ReadOutput:input_type -> millwright.task.v1.ReadOutputRequest
-	1,  // 28: millwright.task.v1.TaskService.CreateTasks:output_type -> millwright.task.v1.CreateTasksResponse
-	3,  // 29: millwright.task.v1.TaskService.GetTask:output_type -> millwright.task.v1.GetTaskResponse
-	5,  // 30: millwright.task.v1.TaskService.ListTasks:output_type -> millwright.task.v1.ListTasksResponse
-	7,  // 31: millwright.task.v1.TaskService.WatchTasks:output_type -> millwright.task.v1.WatchTasksResponse
-	10, // 32: millwright.task.v1.TaskService.CancelTask:output_type -> millwright.task.v1.CancelTaskResponse
-	12, // 33: millwright.task.v1.TaskService.ListTaskEvents:output_type -> millwright.task.v1.ListTaskEventsResponse
-	14, // 34: millwright.task.v1.TaskService.ReadOutput:output_type -> millwright.task.v1.ReadOutputResponse
-	28, // [28:35] is the sub-list for method output_type
-	21, // [21:28] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	15, // 4: millwright.task.v1.GetTaskResponse.envelope:type_name -> millwright.task.v1.Envelope
+	16, // 5: millwright.task.v1.GetTaskResponse.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	18, // 6: millwright.task.v1.ListTasksRequest.states:type_name -> millwright.task.v1.TaskState
+	19, // 7: millwright.task.v1.ListTasksRequest.created_after:type_name -> google.protobuf.Timestamp
+	19, // 8: millwright.task.v1.ListTasksRequest.created_before:type_name -> google.protobuf.Timestamp
+	20, // 9: millwright.task.v1.ListTasksRequest.labels:type_name -> millwright.task.v1.Label
+	17, // 10: millwright.task.v1.ListTasksResponse.tasks:type_name -> millwright.task.v1.Task
+	8,  // 11: millwright.task.v1.WatchTasksResponse.event:type_name -> millwright.task.v1.TaskEvent
+	19, // 12: millwright.task.v1.TaskEvent.record_time:type_name -> google.protobuf.Timestamp
+	19, // 13: millwright.task.v1.TaskEvent.event_time:type_name -> google.protobuf.Timestamp
+	18, // 14: millwright.task.v1.TaskEvent.state:type_name -> millwright.task.v1.TaskState
+	21, // 15: millwright.task.v1.TaskEvent.node_event:type_name -> millwright.task.v1.Event
+	17, // 16: millwright.task.v1.CancelTaskResponse.task:type_name -> millwright.task.v1.Task
+	8,  // 17: millwright.task.v1.ListTaskEventsResponse.events:type_name -> millwright.task.v1.TaskEvent
+	22, // 18: millwright.task.v1.ReadOutputRequest.stream:type_name -> millwright.task.v1.Stream
+	22, // 19: millwright.task.v1.ReadOutputResponse.stream:type_name -> millwright.task.v1.Stream
+	23, // 20: millwright.task.v1.ReadOutputResponse.output:type_name -> millwright.task.v1.Output
+	24, // 21: millwright.task.v1.ReadOutputResponse.retry_after:type_name -> google.protobuf.Duration
+	25, // 22: millwright.task.v1.ReadOutputResponse.remark:type_name -> google.protobuf.Any
+	0,  // 23: millwright.task.v1.TaskService.CreateTasks:input_type -> millwright.task.v1.CreateTasksRequest
+	2,  // 24: millwright.task.v1.TaskService.GetTask:input_type -> millwright.task.v1.GetTaskRequest
+	4,  // 25: millwright.task.v1.TaskService.ListTasks:input_type -> millwright.task.v1.ListTasksRequest
+	6,  // 26: millwright.task.v1.TaskService.WatchTasks:input_type -> millwright.task.v1.WatchTasksRequest
+	9,  // 27: millwright.task.v1.TaskService.CancelTask:input_type -> millwright.task.v1.CancelTaskRequest
+	11, // 28: millwright.task.v1.TaskService.ListTaskEvents:input_type -> millwright.task.v1.ListTaskEventsRequest
+	13, // 29: millwright.task.v1.TaskService.ReadOutput:input_type -> millwright.task.v1.ReadOutputRequest
+	1,  // 30: millwright.task.v1.TaskService.CreateTasks:output_type -> millwright.task.v1.CreateTasksResponse
+	3,  // 31: millwright.task.v1.TaskService.GetTask:output_type -> millwright.task.v1.GetTaskResponse
+	5,  // 32: millwright.task.v1.TaskService.ListTasks:output_type -> millwright.task.v1.ListTasksResponse
+	7,  // 33: millwright.task.v1.TaskService.WatchTasks:output_type -> millwright.task.v1.WatchTasksResponse
+	10, // 34: millwright.task.v1.TaskService.CancelTask:output_type -> millwright.task.v1.CancelTaskResponse
+	12, // 35: millwright.task.v1.TaskService.ListTaskEvents:output_type -> millwright.task.v1.ListTaskEventsResponse
+	14, // 36: millwright.task.v1.TaskService.ReadOutput:output_type -> millwright.task.v1.ReadOutputResponse
+	30, // [30:37] is the sub-list for method output_type
+	23, // [23:30] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_service_proto_init() }

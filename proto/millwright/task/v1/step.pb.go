@@ -34,6 +34,9 @@ const (
 	UnitAction_UNIT_ACTION_STOP UnitAction = 2
 	// Stop it, if it runs, and start it again.
 	UnitAction_UNIT_ACTION_RESTART UnitAction = 3
+	// Make systemd read its unit files again, when it has an older version of
+	// this unit's in memory; also after an undo of the steps that follow.
+	UnitAction_UNIT_ACTION_RELOAD UnitAction = 4
 )
 
 // Enum value maps for UnitAction.
@@ -43,12 +46,14 @@ var (
 		1: "UNIT_ACTION_START",
 		2: "UNIT_ACTION_STOP",
 		3: "UNIT_ACTION_RESTART",
+		4: "UNIT_ACTION_RELOAD",
 	}
 	UnitAction_value = map[string]int32{
 		"UNIT_ACTION_UNSPECIFIED": 0,
 		"UNIT_ACTION_START":       1,
 		"UNIT_ACTION_STOP":        2,
 		"UNIT_ACTION_RESTART":     3,
+		"UNIT_ACTION_RELOAD":      4,
 	}
 )
 
@@ -300,6 +305,61 @@ func (x *UnitStep) GetAction() UnitAction {
 	return UnitAction_UNIT_ACTION_UNSPECIFIED
 }
 
+// UnitObserved is what a unit step found before it acted.
+type UnitObserved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the unit was active.
+	Active bool `protobuf:"varint,1,opt,name=active,proto3" json:"active,omitempty"`
+	// Whether it was enabled for the next boot.
+	Enabled       bool `protobuf:"varint,2,opt,name=enabled,proto3" json:"enabled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnitObserved) Reset() {
+	*x = UnitObserved{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnitObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnitObserved) ProtoMessage() {}
+
+func (x *UnitObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnitObserved.ProtoReflect.Descriptor instead.
+func (*UnitObserved) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *UnitObserved) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
+}
+
+func (x *UnitObserved) GetEnabled() bool {
+	if x != nil {
+		return x.Enabled
+	}
+	return false
+}
+
 // MountUnitStep (mount.set) mounts or unmounts through a native mount unit
 // that earlier steps wrote.
 type MountUnitStep struct {
@@ -308,21 +368,26 @@ type MountUnitStep struct {
 	Unit string `protobuf:"bytes,1,opt,name=unit,proto3" json:"unit,omitempty"`
 	// The mount point.
 	Where string `protobuf:"bytes,2,opt,name=where,proto3" json:"where,omitempty"`
-	// What the mount table must name as the source.
+	// What the mount table must name as the source; of a bind mount, the
+	// directory of the node that is seen there. To stop: what is mounted now.
 	Source string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
-	// What the mount table must name as the file system type.
+	// What the mount table must name as the file system type; bind for a bind
+	// mount. To stop: what is mounted now.
 	Fstype string `protobuf:"bytes,4,opt,name=fstype,proto3" json:"fstype,omitempty"`
 	// What to do.
 	Action UnitAction `protobuf:"varint,5,opt,name=action,proto3,enum=millwright.task.v1.UnitAction" json:"action,omitempty"`
 	// Whether the mount must be read only.
-	ReadOnly      bool `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	ReadOnly bool `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Other names that the mount table may give the source, such as that of a
+	// second server.
+	OtherSources  []string `protobuf:"bytes,7,rep,name=other_sources,json=otherSources,proto3" json:"other_sources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MountUnitStep) Reset() {
 	*x = MountUnitStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[4]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -334,7 +399,7 @@ func (x *MountUnitStep) String() string {
 func (*MountUnitStep) ProtoMessage() {}
 
 func (x *MountUnitStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[4]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -347,7 +412,7 @@ func (x *MountUnitStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MountUnitStep.ProtoReflect.Descriptor instead.
 func (*MountUnitStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{4}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *MountUnitStep) GetUnit() string {
@@ -392,6 +457,105 @@ func (x *MountUnitStep) GetReadOnly() bool {
 	return false
 }
 
+func (x *MountUnitStep) GetOtherSources() []string {
+	if x != nil {
+		return x.OtherSources
+	}
+	return nil
+}
+
+// MountObserved is what a mount unit step found before it acted.
+type MountObserved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the unit was enabled for the next boot.
+	Enabled bool `protobuf:"varint,1,opt,name=enabled,proto3" json:"enabled,omitempty"`
+	// Whether anything was mounted at the mount point; what follows describes
+	// it as the mount table did.
+	Mounted bool `protobuf:"varint,2,opt,name=mounted,proto3" json:"mounted,omitempty"`
+	// Its source.
+	Source string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	// Its file system type.
+	Fstype string `protobuf:"bytes,4,opt,name=fstype,proto3" json:"fstype,omitempty"`
+	// The part of the file system that was mounted.
+	Root string `protobuf:"bytes,5,opt,name=root,proto3" json:"root,omitempty"`
+	// Whether it was read only.
+	ReadOnly      bool `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MountObserved) Reset() {
+	*x = MountObserved{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MountObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MountObserved) ProtoMessage() {}
+
+func (x *MountObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MountObserved.ProtoReflect.Descriptor instead.
+func (*MountObserved) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *MountObserved) GetEnabled() bool {
+	if x != nil {
+		return x.Enabled
+	}
+	return false
+}
+
+func (x *MountObserved) GetMounted() bool {
+	if x != nil {
+		return x.Mounted
+	}
+	return false
+}
+
+func (x *MountObserved) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *MountObserved) GetFstype() string {
+	if x != nil {
+		return x.Fstype
+	}
+	return ""
+}
+
+func (x *MountObserved) GetRoot() string {
+	if x != nil {
+		return x.Root
+	}
+	return ""
+}
+
+func (x *MountObserved) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 // CommandStep (command.run) runs one program under the shim.
 type CommandStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -404,14 +568,16 @@ type CommandStep struct {
 	// The user to run as; unset: root.
 	User string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
 	// After this it is stopped; unset: no limit but the task's deadline.
-	Timeout       *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Timeout *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// The exit codes that count as success, ascending; unset: only 0.
+	SuccessExitCodes []int32 `protobuf:"varint,6,rep,packed,name=success_exit_codes,json=successExitCodes,proto3" json:"success_exit_codes,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *CommandStep) Reset() {
 	*x = CommandStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[5]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -423,7 +589,7 @@ func (x *CommandStep) String() string {
 func (*CommandStep) ProtoMessage() {}
 
 func (x *CommandStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[5]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -436,7 +602,7 @@ func (x *CommandStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandStep.ProtoReflect.Descriptor instead.
 func (*CommandStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{5}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CommandStep) GetArgv() []string {
@@ -474,6 +640,13 @@ func (x *CommandStep) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
+func (x *CommandStep) GetSuccessExitCodes() []int32 {
+	if x != nil {
+		return x.SuccessExitCodes
+	}
+	return nil
+}
+
 // CommandOutcome is what is known of a command, as its step's out.
 type CommandOutcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -501,7 +674,7 @@ type CommandOutcome struct {
 
 func (x *CommandOutcome) Reset() {
 	*x = CommandOutcome{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[6]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -513,7 +686,7 @@ func (x *CommandOutcome) String() string {
 func (*CommandOutcome) ProtoMessage() {}
 
 func (x *CommandOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[6]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -526,7 +699,7 @@ func (x *CommandOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandOutcome.ProtoReflect.Descriptor instead.
 func (*CommandOutcome) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{6}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CommandOutcome) GetExitCode() int32 {
@@ -604,14 +777,17 @@ type OutputSummary struct {
 	// SHA-256 over the head.
 	HeadSha256 []byte `protobuf:"bytes,4,opt,name=head_sha256,json=headSha256,proto3" json:"head_sha256,omitempty"`
 	// SHA-256 over the tail.
-	TailSha256    []byte `protobuf:"bytes,5,opt,name=tail_sha256,json=tailSha256,proto3" json:"tail_sha256,omitempty"`
+	TailSha256 []byte `protobuf:"bytes,5,opt,name=tail_sha256,json=tailSha256,proto3" json:"tail_sha256,omitempty"`
+	// Whether something that the command left behind still held the stream open
+	// when the command had ended; what it wrote later is not counted.
+	OpenAtEnd     bool `protobuf:"varint,6,opt,name=open_at_end,json=openAtEnd,proto3" json:"open_at_end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OutputSummary) Reset() {
 	*x = OutputSummary{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[7]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -623,7 +799,7 @@ func (x *OutputSummary) String() string {
 func (*OutputSummary) ProtoMessage() {}
 
 func (x *OutputSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[7]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -636,7 +812,7 @@ func (x *OutputSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputSummary.ProtoReflect.Descriptor instead.
 func (*OutputSummary) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{7}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OutputSummary) GetTotalBytes() uint64 {
@@ -674,6 +850,13 @@ func (x *OutputSummary) GetTailSha256() []byte {
 	return nil
 }
 
+func (x *OutputSummary) GetOpenAtEnd() bool {
+	if x != nil {
+		return x.OpenAtEnd
+	}
+	return false
+}
+
 // Probe is what a bounded check found, for the history.
 type Probe struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -687,7 +870,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[8]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -699,7 +882,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[8]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -712,7 +895,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{8}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Probe) GetSubject() string {
@@ -745,20 +928,32 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\x04mode\x18\x02 \x01(\rR\x04mode\"V\n" +
 	"\bUnitStep\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\x126\n" +
-	"\x06action\x18\x02 \x01(\x0e2\x1e.millwright.task.v1.UnitActionR\x06action\"\xbe\x01\n" +
+	"\x06action\x18\x02 \x01(\x0e2\x1e.millwright.task.v1.UnitActionR\x06action\"@\n" +
+	"\fUnitObserved\x12\x16\n" +
+	"\x06active\x18\x01 \x01(\bR\x06active\x12\x18\n" +
+	"\aenabled\x18\x02 \x01(\bR\aenabled\"\xe3\x01\n" +
 	"\rMountUnitStep\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\x12\x14\n" +
 	"\x05where\x18\x02 \x01(\tR\x05where\x12\x16\n" +
 	"\x06source\x18\x03 \x01(\tR\x06source\x12\x16\n" +
 	"\x06fstype\x18\x04 \x01(\tR\x06fstype\x126\n" +
 	"\x06action\x18\x05 \x01(\x0e2\x1e.millwright.task.v1.UnitActionR\x06action\x12\x1b\n" +
-	"\tread_only\x18\x06 \x01(\bR\breadOnly\"\xb9\x01\n" +
+	"\tread_only\x18\x06 \x01(\bR\breadOnly\x12#\n" +
+	"\rother_sources\x18\a \x03(\tR\fotherSources\"\xa4\x01\n" +
+	"\rMountObserved\x12\x18\n" +
+	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x18\n" +
+	"\amounted\x18\x02 \x01(\bR\amounted\x12\x16\n" +
+	"\x06source\x18\x03 \x01(\tR\x06source\x12\x16\n" +
+	"\x06fstype\x18\x04 \x01(\tR\x06fstype\x12\x12\n" +
+	"\x04root\x18\x05 \x01(\tR\x04root\x12\x1b\n" +
+	"\tread_only\x18\x06 \x01(\bR\breadOnly\"\xe7\x01\n" +
 	"\vCommandStep\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12+\n" +
 	"\x11working_directory\x18\x02 \x01(\tR\x10workingDirectory\x12 \n" +
 	"\venvironment\x18\x03 \x03(\tR\venvironment\x12\x12\n" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x123\n" +
-	"\atimeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xec\x02\n" +
+	"\atimeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12,\n" +
+	"\x12success_exit_codes\x18\x06 \x03(\x05R\x10successExitCodes\"\xec\x02\n" +
 	"\x0eCommandOutcome\x12\x1b\n" +
 	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12#\n" +
@@ -769,7 +964,7 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\ttimed_out\x18\a \x01(\bR\btimedOut\x12\x1d\n" +
 	"\n" +
 	"oom_killed\x18\b \x01(\bR\toomKilled\x12\x17\n" +
-	"\aboot_id\x18\t \x01(\tR\x06bootId\"\xb0\x01\n" +
+	"\aboot_id\x18\t \x01(\tR\x06bootId\"\xd0\x01\n" +
 	"\rOutputSummary\x12\x1f\n" +
 	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
 	"totalBytes\x12\x1d\n" +
@@ -780,16 +975,18 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\vhead_sha256\x18\x04 \x01(\fR\n" +
 	"headSha256\x12\x1f\n" +
 	"\vtail_sha256\x18\x05 \x01(\fR\n" +
-	"tailSha256\"7\n" +
+	"tailSha256\x12\x1e\n" +
+	"\vopen_at_end\x18\x06 \x01(\bR\topenAtEnd\"7\n" +
 	"\x05Probe\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x14\n" +
-	"\x05found\x18\x02 \x01(\tR\x05found*o\n" +
+	"\x05found\x18\x02 \x01(\tR\x05found*\x87\x01\n" +
 	"\n" +
 	"UnitAction\x12\x1b\n" +
 	"\x17UNIT_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11UNIT_ACTION_START\x10\x01\x12\x14\n" +
 	"\x10UNIT_ACTION_STOP\x10\x02\x12\x17\n" +
-	"\x13UNIT_ACTION_RESTART\x10\x03B>Z<github.com/gpuaas/millwright/proto/millwright/task/v1;taskv1b\x06proto3"
+	"\x13UNIT_ACTION_RESTART\x10\x03\x12\x16\n" +
+	"\x12UNIT_ACTION_RELOAD\x10\x04B>Z<github.com/gpuaas/millwright/proto/millwright/task/v1;taskv1b\x06proto3"
 
 var (
 	file_millwright_task_v1_step_proto_rawDescOnce sync.Once
@@ -804,27 +1001,29 @@ func file_millwright_task_v1_step_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_millwright_task_v1_step_proto_goTypes = []any{
 	(UnitAction)(0),             // 0: millwright.task.v1.UnitAction
 	(*WriteFileStep)(nil),       // 1: millwright.task.v1.WriteFileStep
 	(*RemoveFileStep)(nil),      // 2: millwright.task.v1.RemoveFileStep
 	(*DirectoryStep)(nil),       // 3: millwright.task.v1.DirectoryStep
 	(*UnitStep)(nil),            // 4: millwright.task.v1.UnitStep
-	(*MountUnitStep)(nil),       // 5: millwright.task.v1.MountUnitStep
-	(*CommandStep)(nil),         // 6: millwright.task.v1.CommandStep
-	(*CommandOutcome)(nil),      // 7: millwright.task.v1.CommandOutcome
-	(*OutputSummary)(nil),       // 8: millwright.task.v1.OutputSummary
-	(*Probe)(nil),               // 9: millwright.task.v1.Probe
-	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
+	(*UnitObserved)(nil),        // 5: millwright.task.v1.UnitObserved
+	(*MountUnitStep)(nil),       // 6: millwright.task.v1.MountUnitStep
+	(*MountObserved)(nil),       // 7: millwright.task.v1.MountObserved
+	(*CommandStep)(nil),         // 8: millwright.task.v1.CommandStep
+	(*CommandOutcome)(nil),      // 9: millwright.task.v1.CommandOutcome
+	(*OutputSummary)(nil),       // 10: millwright.task.v1.OutputSummary
+	(*Probe)(nil),               // 11: millwright.task.v1.Probe
+	(*durationpb.Duration)(nil), // 12: google.protobuf.Duration
 }
 var file_millwright_task_v1_step_proto_depIdxs = []int32{
 	0,  // 0: millwright.task.v1.UnitStep.action:type_name -> millwright.task.v1.UnitAction
 	0,  // 1: millwright.task.v1.MountUnitStep.action:type_name -> millwright.task.v1.UnitAction
-	10, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
-	10, // 3: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
-	8,  // 4: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
-	8,  // 5: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
+	12, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
+	12, // 3: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
+	10, // 4: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
+	10, // 5: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
 	6,  // [6:6] is the sub-list for method output_type
 	6,  // [6:6] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
@@ -843,7 +1042,7 @@ func file_millwright_task_v1_step_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_step_proto_rawDesc), len(file_millwright_task_v1_step_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

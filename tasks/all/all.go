@@ -1,0 +1,21 @@
+// Package all lists the kinds and library steps that are compiled in.
+package all
+
+import (
+	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/step"
+	"github.com/gpuaas/millwright/tasks/storage"
+	"github.com/gpuaas/millwright/tasks/system"
+	"github.com/gpuaas/millwright/tasks/task"
+)
+
+// Registry returns a registry of all kinds and steps.
+func Registry() *tasks.Registry {
+	r := tasks.NewRegistry()
+	step.Register(r)
+	tasks.Add(r, storage.MountInfo(), storage.Mount{})
+	tasks.Add(r, storage.UnmountInfo(), storage.Unmount{})
+	tasks.Add(r, system.CommandInfo(), system.Command{})
+	tasks.Add(r, task.ResolveInfo(), task.Resolve{})
+	return r
+}

@@ -1,0 +1,49 @@
+package tasks
+
+import taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+
+// The reasons that steps give for a failure. They become a task's reason.
+const (
+	// ReasonCommandExit is a command that ended with an exit code that the spec
+	// does not count as success.
+	ReasonCommandExit = "COMMAND_EXIT"
+	// ReasonCommandSignal is a command that a signal ended.
+	ReasonCommandSignal = "COMMAND_SIGNAL"
+	// ReasonCommandTimeout is a command that was stopped because its time was
+	// over.
+	ReasonCommandTimeout = "COMMAND_TIMEOUT"
+	// ReasonCommandOOM is a command that the kernel killed for want of memory.
+	ReasonCommandOOM = "COMMAND_OOM"
+	// ReasonCommandNotStarted is a program that could not be started.
+	ReasonCommandNotStarted = "COMMAND_NOT_STARTED"
+	// ReasonBusy is a mount that could not be unmounted because it is in use.
+	ReasonBusy = "BUSY"
+)
+
+// ReasonError is an error of a step with a code of its own. The executor finds
+// it with errors.As, takes Reason as the task's reason, and keeps Command in the
+// step's record. A step whose Apply returns one may return its out as well.
+type ReasonError struct {
+	// Reason is one of the constants above.
+	Reason string
+	// Command is how the step's command ended, of a step that ran one.
+	Command *taskv1.CommandOutcome
+	// Unchanged is set when the step is known to have changed nothing, so that
+	// there is nothing to undo although the step cannot be undone.
+	Unchanged bool
+	// Err says what happened, in words.
+	Err error
+}
+
+// Error is the text of Err.
+func (e *ReasonError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *ReasonError) Unwrap() error { return e.Err }
+
+// CommandStep is a step that runs a command.
+type CommandStep interface {
+	Step
+	// Outcome decodes what Apply returned.
+	Outcome(out []byte) (*taskv1.CommandOutcome, error)
+}

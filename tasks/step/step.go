@@ -1,0 +1,45 @@
+// Package step has the library steps: the only code of the tasks that changes a
+// node. A step is a protobuf message with an Observe, Apply, Verify and Undo;
+// kinds plan with them and never touch a node themselves.
+package step
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
+)
+
+// Register adds all library steps to r.
+func Register(r *tasks.Registry) {
+	idempotent := func(name string) tasks.StepInfo {
+		return tasks.StepInfo{Type: name, Revision: 1, Effect: taskv1.Effect_EFFECT_IDEMPOTENT, Undoable: true}
+	}
+	tasks.AddStep(r, idempotent("file.write"), WriteFile)
+	tasks.AddStep(r, idempotent("file.remove"), RemoveFile)
+	tasks.AddStep(r, idempotent("dir.make"), MakeDir)
+	tasks.AddStep(r, idempotent("unit.set"), SetUnit)
+	tasks.AddStep(r, idempotent("mount.set"), SetMount)
+	tasks.AddStep(r, tasks.StepInfo{
+		Type: "command.run", Revision: 1, Effect: taskv1.Effect_EFFECT_AT_MOST_ONCE,
+	}, RunCommand)
+}
+
+// encode serialises what a step observed or returned, the same way each time.
+func encode(m proto.Message) ([]byte, error) {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("serialise %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	return b, nil
+}
+
+// decode is the inverse of encode.
+func decode(b []byte, m proto.Message) error {
+	if err := proto.Unmarshal(b, m); err != nil {
+		return fmt.Errorf("decode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	return nil
+}

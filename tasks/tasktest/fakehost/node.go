@@ -1,0 +1,161 @@
+// Package fakehost is a node in memory. It has files, mounts, a systemd that
+// understands mount units and simple services, and commands that are counted.
+// It passes the suite of package hosttest, as the real node does, and can be
+// made to fail or to stop before and after each call.
+//
+// What it leaves out: permissions, the time that things take, dependencies
+// between units other than those of mounts, and the output of commands.
+package fakehost
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+const (
+	rootDev = "254:1"
+	runDev  = "0:25"
+	unitDir = "/etc/systemd/system"
+)
+
+// Node is the machine: what is left when a process of the agent dies. It is
+// safe for concurrent use.
+type Node struct {
+	// mu guards all that follows.
+	mu       sync.Mutex
+	entries  map[string]entry // by device and path within it
+	mounts   []host.Mount
+	nextDev  int
+	boot     int
+	fstypes  map[string]bool
+	users    map[string]bool
+	volumes  map[string]string // GlusterFS volume (server:/name) to device
+	hung     map[string]bool   // devices that do not answer
+	uses     []use
+	loaded   map[string]unit   // units in systemd's memory
+	failed   map[string]string // result of failed units
+	services map[string]bool   // services that are active
+	results  map[string]Result // of commands, by their arguments
+	commands map[commandKey]*command
+	runs     map[string]int // how often a command was started
+	base     map[string]entry
+}
+
+type entry struct {
+	mode   fs.FileMode
+	data   string
+	target string
+}
+
+type use struct {
+	path string
+	host.Use
+}
+
+// New returns a node that has just booted: an ext4 root file system, a tmpfs on
+// /run, the directories of a Debian system, and nothing in them.
+func New() *Node {
+	n := &Node{
+		entries: map[string]entry{}, boot: 1, nextDev: 100,
+		fstypes: map[string]bool{"ext4": true, "tmpfs": true, "fuse": true, "overlay": true},
+		users:   map[string]bool{"root": true, "nobody": true},
+		volumes: map[string]string{}, hung: map[string]bool{},
+		loaded: map[string]unit{}, failed: map[string]string{}, services: map[string]bool{},
+		results: map[string]Result{}, commands: map[commandKey]*command{}, runs: map[string]int{},
+	}
+	n.mountBase()
+	for _, p := range []string{"/etc/systemd/system", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/bin", "/sbin",
+		"/var/lib", "/mnt", "/srv", "/opt", "/home", "/tmp", "/boot"} {
+		n.mkdirAll(p)
+	}
+	n.base = maps.Clone(n.entries)
+	return n
+}
+
+func (n *Node) mountBase() {
+	n.mounts = []host.Mount{
+		{ID: 1, Dev: rootDev, Root: "/", Target: "/", Options: []string{"rw", "relatime"}, FSType: "ext4", Source: "/dev/vda1", Super: []string{"rw"}},
+		{ID: 2, Parent: 1, Dev: runDev, Root: "/", Target: "/run", Options: []string{"rw", "nosuid"}, FSType: "tmpfs", Source: "tmpfs", Super: []string{"rw", "mode=755"}},
+	}
+	n.entries[rootDev+"|/"] = entry{mode: fs.ModeDir | 0o755}
+	n.entries[rootDev+"|/run"] = entry{mode: fs.ModeDir | 0o755}
+	n.entries[runDev+"|/"] = entry{mode: fs.ModeDir | 0o755}
+	n.mkdirAll("/run/systemd/system")
+}
+
+func (n *Node) mkdirAll(p string) {
+	if p == "/" {
+		return
+	}
+	n.mkdirAll(path.Dir(p))
+	if _, ok := n.entries[n.key(p)]; !ok {
+		n.entries[n.key(p)] = entry{mode: fs.ModeDir | 0o755}
+	}
+}
+
+// Reboot is a reset without warning: what was written stands, all that ran is
+// gone, and systemd mounts what is enabled.
+func (n *Node) Reboot() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.boot++
+	keep := []string{rootDev}
+	for _, dev := range n.volumes {
+		keep = append(keep, dev)
+	}
+	maps.DeleteFunc(n.entries, func(k string, _ entry) bool {
+		dev, _, _ := strings.Cut(k, "|")
+		return !slices.Contains(keep, dev)
+	})
+	n.uses, n.loaded, n.failed, n.services = nil, map[string]unit{}, map[string]string{}, map[string]bool{}
+	n.mountBase()
+	var wanted []string
+	for k := range n.entries {
+		if dir := path.Dir(k); strings.HasPrefix(dir, rootDev+"|"+unitDir+"/") && strings.HasSuffix(dir, ".wants") {
+			wanted = append(wanted, path.Base(k))
+		}
+	}
+	// A unit whose source is another's mount comes after it.
+	slices.Sort(wanted)
+	for range 2 {
+		for _, u := range wanted {
+			if err := n.start(u); err != nil {
+				n.failed[u] = "exit-code"
+			}
+		}
+	}
+}
+
+// BootID returns the id of the present boot.
+func (n *Node) BootID() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return bootID(n.boot)
+}
+
+func bootID(boot int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", boot) }
+
+// Runs returns how often a process was started for a command.
+func (n *Node) Runs(argv ...string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.runs[strings.Join(argv, " ")]
+}
+
+// Started returns how many processes were started in all.
+func (n *Node) Started() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	total := 0
+	for _, c := range n.runs {
+		total += c
+	}
+	return total
+}

@@ -1,0 +1,267 @@
+package fakehost
+
+import (
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+// Do changes the node behind the agent's back: one change a line, words apart
+// by spaces, a word with spaces in Go's quotes. The changes are
+//
+//	dir PATH [MODE]                 file PATH MODE CONTENT      link PATH TARGET
+//	program PATH                    user NAME                   remove PATH
+//	volume SERVER:/NAME             lose SERVER:/NAME           nofs TYPE
+//	mount TARGET TYPE SOURCE        bind SOURCE TARGET          umount TARGET
+//	remount TARGET ro|rw            busy PATH PID COMMAND       hang PATH
+//	result exit=N|signal=N|timeout|oom|block ARGUMENTS...
+//	edit PATH OLD NEW               reload
+//	enable UNIT                     disable UNIT                reboot
+//
+// Empty lines and those that begin with # are left out.
+func (n *Node) Do(script string) error {
+	for line := range strings.Lines(script) {
+		words, err := split(strings.TrimSpace(line))
+		if err != nil {
+			return fmt.Errorf("%s: %w", strings.TrimSpace(line), err)
+		}
+		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
+			continue
+		}
+		if words[0] == "reboot" {
+			n.Reboot()
+			continue
+		}
+		n.mu.Lock()
+		err = n.do(words[0], words[1:])
+		n.mu.Unlock()
+		if err != nil {
+			return fmt.Errorf("%s: %w", strings.TrimSpace(line), err)
+		}
+	}
+	return nil
+}
+
+// split splits a line into words.
+func split(line string) ([]string, error) {
+	var words []string
+	for line != "" {
+		if line[0] == '"' {
+			q, err := strconv.QuotedPrefix(line)
+			if err != nil {
+				return nil, err
+			}
+			w, err := strconv.Unquote(q)
+			if err != nil {
+				return nil, err
+			}
+			words, line = append(words, w), strings.TrimLeft(line[len(q):], " ")
+			continue
+		}
+		w, rest, _ := strings.Cut(line, " ")
+		words, line = append(words, w), strings.TrimLeft(rest, " ")
+	}
+	return words, nil
+}
+
+// arity returns how many words a verb takes, at least and at most.
+func arity(verb string) (least, most int) {
+	switch verb {
+	case "reload":
+		return 0, 0
+	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "enable", "disable":
+		return 1, 1
+	case "dir":
+		return 1, 2
+	case "link", "bind", "remount":
+		return 2, 2
+	case "file", "mount", "busy", "edit":
+		return 3, 3
+	case "result":
+		return 2, 256
+	default:
+		return 1, 0
+	}
+}
+
+func (n *Node) do(verb string, a []string) error {
+	if least, most := arity(verb); len(a) < least || len(a) > most {
+		return fmt.Errorf("unknown verb %q, or not its number of words", verb)
+	}
+	switch verb {
+	case "dir", "file", "link", "program", "remove", "edit":
+		return n.doFile(verb, a)
+	case "mount", "bind", "umount", "remount":
+		return n.doMount(verb, a)
+	case "result":
+		return n.doResult(a[0], strings.Join(a[1:], " "))
+	case "user":
+		n.users[a[0]] = true
+	case "nofs":
+		n.fstypes[a[0]] = false
+	case "volume":
+		n.nextDev++
+		n.volumes[a[0]] = fmt.Sprintf("0:%d", n.nextDev)
+	case "lose":
+		delete(n.volumes, a[0])
+	case "hang":
+		n.hung[n.over(a[0]).Dev] = true
+	case "busy":
+		pid, err := strconv.Atoi(a[1])
+		n.uses = append(n.uses, use{a[0], host.Use{PID: pid, Command: a[2], How: "cwd"}})
+		return err
+	case "reload":
+		n.reload()
+	case "enable", "disable":
+		return n.setEnabled(a[0], verb == "enable")
+	}
+	return nil
+}
+
+func (n *Node) doFile(verb string, a []string) error {
+	n.mkdirAll(path.Dir(a[0]))
+	k := n.key(a[0])
+	switch verb {
+	case "dir":
+		e := entry{mode: fs.ModeDir | 0o755}
+		if len(a) == 2 {
+			mode, err := strconv.ParseUint(a[1], 8, 9)
+			if err != nil {
+				return err
+			}
+			e.mode = fs.ModeDir | fs.FileMode(mode)
+		}
+		n.entries[k] = e
+	case "file":
+		mode, err := strconv.ParseUint(a[1], 8, 9)
+		n.entries[k] = entry{mode: fs.FileMode(mode), data: a[2]}
+		return err
+	case "link":
+		n.entries[k] = entry{mode: fs.ModeSymlink | 0o777, target: a[1]}
+	case "program":
+		n.entries[k] = entry{mode: 0o755, data: "ELF"}
+	case "remove":
+		delete(n.entries, k)
+	case "edit":
+		e := n.entries[k]
+		if !strings.Contains(e.data, a[1]) {
+			return fmt.Errorf("%s does not hold %q", a[0], a[1])
+		}
+		e.data = strings.ReplaceAll(e.data, a[1], a[2])
+		n.entries[k] = e
+	}
+	return nil
+}
+
+func (n *Node) doMount(verb string, a []string) error {
+	switch verb {
+	case "mount":
+		n.mkdirAll(a[0])
+		n.nextDev++
+		n.mount(host.Mount{
+			Target: a[0], FSType: a[1], Source: a[2], Dev: fmt.Sprintf("0:%d", n.nextDev), Root: "/",
+			Options: []string{"rw", "relatime"}, Super: []string{"rw"},
+		})
+	case "bind":
+		n.mkdirAll(a[1])
+		m := host.Mount{Target: a[1], Options: []string{"rw", "relatime"}}
+		if err := n.source(&m, "none", a[0], []string{"bind"}); err != nil {
+			return err
+		}
+		n.mount(m)
+	case "umount":
+		if !n.umount(a[0]) {
+			return fmt.Errorf("nothing is mounted on %s", a[0])
+		}
+	case "remount":
+		for i := range n.mounts {
+			if n.mounts[i].Target == a[0] {
+				n.mounts[i].Options = []string{a[1], "relatime"}
+			}
+		}
+	}
+	return nil
+}
+
+func (n *Node) doResult(how, argv string) error {
+	var r Result
+	key, value, _ := strings.Cut(how, "=")
+	num, err := strconv.Atoi(value)
+	switch key {
+	case "exit":
+		r.ExitCode = num
+	case "signal":
+		r.Signal = num
+	case "timeout":
+		r, err = Result{TimedOut: true, Signal: 9}, nil
+	case "oom":
+		r, err = Result{OOMKilled: true, Signal: 9}, nil
+	case "block":
+		r, err = Result{Blocks: true}, nil
+	default:
+		err = fmt.Errorf("unknown result %q", how)
+	}
+	n.results[argv] = r
+	return err
+}
+
+// Dump describes the node: what is on its file systems besides the directories
+// of a fresh one, its mounts, and how often each command was started. Equal
+// nodes have equal descriptions.
+func (n *Node) Dump() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var lines []string
+	for _, k := range slices.Sorted(maps.Keys(n.entries)) {
+		e := n.entries[k]
+		if b, ok := n.base[k]; ok && b == e {
+			continue
+		}
+		dev, p, _ := strings.Cut(k, "|")
+		if dev != rootDev {
+			if p == "/" || !slices.ContainsFunc(n.mounts, func(m host.Mount) bool { return m.Dev == dev }) {
+				continue
+			}
+			p = n.sourceOf(dev) + " " + p
+		}
+		switch {
+		case e.mode.IsDir():
+			lines = append(lines, fmt.Sprintf("dir %s %#o", p, e.mode.Perm()))
+		case e.mode&fs.ModeSymlink != 0:
+			lines = append(lines, fmt.Sprintf("link %s %s", p, e.target))
+		default:
+			lines = append(lines, fmt.Sprintf("file %s %#o %q", p, e.mode.Perm(), e.data))
+		}
+	}
+	mounts := slices.Clone(n.mounts[2:])
+	slices.SortStableFunc(mounts, func(a, b host.Mount) int { return strings.Compare(a.Target, b.Target) })
+	for _, m := range mounts {
+		lines = append(lines, fmt.Sprintf("mount %s %s %s[%s] %s %s", m.Target, m.FSType, m.Source, m.Root,
+			strings.Join(m.Options, ","), strings.Join(m.Super, ",")))
+	}
+	for _, u := range slices.Sorted(maps.Keys(n.failed)) {
+		if n.mounted(u) {
+			continue // An unmount failed: the unit is active with that result.
+		}
+		lines = append(lines, "failed "+u+" "+n.failed[u])
+	}
+	for _, a := range slices.Sorted(maps.Keys(n.runs)) {
+		lines = append(lines, fmt.Sprintf("started %d %s", n.runs[a], a))
+	}
+	return strings.Join(append(lines, ""), "\n")
+}
+
+func (n *Node) sourceOf(dev string) string {
+	for _, m := range n.mounts {
+		if m.Dev == dev {
+			return m.Source
+		}
+	}
+	return dev
+}

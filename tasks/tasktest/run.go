@@ -1,0 +1,191 @@
+package tasktest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
+)
+
+const (
+	succeeded = taskv1.TaskState_TASK_STATE_SUCCEEDED
+	failed    = taskv1.TaskState_TASK_STATE_FAILED
+	refused   = taskv1.TaskState_TASK_STATE_REFUSED
+	held      = taskv1.TaskState_TASK_STATE_HELD
+)
+
+// Run puts every case to every question.
+func Run(t *testing.T, runner NewRunner, reg *tasks.Registry, cases []Case) {
+	t.Helper()
+	for _, c := range cases {
+		t.Run(c.Name, func(t *testing.T) {
+			s := suite{reg: reg, c: c, runner: func() Runner { return runner(t, reg) }, update: updating()}
+			for _, check := range s.checks() {
+				t.Run(check.name, func(t *testing.T) {
+					if err := check.f(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				})
+			}
+		})
+	}
+}
+
+// Update is the name of the flag that makes Run write golden files. The test's
+// package declares it, as a bool.
+const Update = "update"
+
+func updating() bool {
+	f := flag.Lookup(Update)
+	return f != nil && f.Value.String() == "true"
+}
+
+// Check puts one case to every question and returns the first wrong answer.
+// It is how the suite itself is tested.
+func Check(ctx context.Context, t testing.TB, runner NewRunner, reg *tasks.Registry, c Case) error {
+	s := suite{reg: reg, c: c, runner: func() Runner { return runner(t, reg) }}
+	for _, check := range s.checks() {
+		if err := check.f(ctx); err != nil {
+			return fmt.Errorf("%s: %w", check.name, err)
+		}
+	}
+	return nil
+}
+
+type suite struct {
+	reg    *tasks.Registry
+	c      Case
+	runner func() Runner
+	update bool
+}
+
+type check struct {
+	name string
+	f    func(context.Context) error
+}
+
+func (s suite) checks() []check {
+	checks := []check{{"plan", s.plan}, {"once", s.once}}
+	if s.c.has("refused") {
+		return checks
+	}
+	checks = append(checks,
+		check{"crash and restart", func(ctx context.Context) error { return s.crash(ctx, false, trouble{}) }},
+		check{"crash and reboot", func(ctx context.Context) error { return s.crash(ctx, true, trouble{}) }},
+		check{"failures", s.failures},
+	)
+	if s.c.deep {
+		checks = append(checks, check{"failures with crashes", s.failuresWithCrashes})
+	}
+	return checks
+}
+
+func (s suite) kind() *tasks.Kind {
+	k, err := s.reg.Kind(s.c.Kind)
+	if err != nil {
+		panic(err) // The case was loaded with this registry.
+	}
+	return k
+}
+
+// task returns the n-th task with the case's spec.
+func (s suite) task(n int) Task {
+	return Task{ID: fmt.Sprintf("01890000-0000-7000-8000-%012d", n), Kind: s.c.Kind, Spec: proto.Clone(s.c.Spec)}
+}
+
+// plan checks the golden plan, that planning twice gives equal bytes, and that
+// steps survive sealing.
+func (s suite) plan(ctx context.Context) error {
+	n, err := s.c.node(ctx, s.reg)
+	if err != nil {
+		return err
+	}
+	p, err := s.reg.Plan(ctx, n.Hosts(nil).Prober(), s.kind(), s.c.Spec)
+	if errors.Is(err, tasks.ErrPrecondition) {
+		return s.c.golden(s.update, "refused", err.Error())
+	}
+	if err != nil {
+		return fmt.Errorf("plan: %w", err)
+	}
+	again, err := s.reg.Plan(ctx, n.Hosts(nil).Prober(), s.kind(), proto.Clone(s.c.Spec))
+	if err != nil {
+		return fmt.Errorf("plan again: %w", err)
+	}
+	b, _, err := tasks.MarshalPlan(p)
+	if err != nil {
+		return err
+	}
+	if c, _, err := tasks.MarshalPlan(again); err != nil || !bytes.Equal(b, c) {
+		return fmt.Errorf("planning twice on one node gave different bytes (%w)", err)
+	}
+	for _, sealed := range p.GetSteps() {
+		st, err := s.reg.Open(sealed)
+		if err != nil {
+			return err
+		}
+		if resealed, err := s.reg.Seal(st); err != nil || !proto.Equal(sealed, resealed) {
+			return fmt.Errorf("step %s is another after it was sealed and opened: %v, %w", sealed.GetType(), resealed, err)
+		}
+	}
+	text, err := renderPlan(s.reg, p)
+	if err != nil {
+		return err
+	}
+	return s.c.golden(s.update, "plan", text)
+}
+
+// life runs a task until it has ended or its process died.
+func (s suite) life(ctx context.Context, r Runner, n *fakehost.Node, t Task, tr trouble) (Outcome, *Process, error) {
+	ctx, p := newProcess(ctx, n, tr)
+	defer p.kill(nil)
+	o, err := r.Run(ctx, p, t)
+	if at, dead := p.died(); dead && err == nil {
+		return o, p, fmt.Errorf("the runner returned %s although its process died at %s", renderOutcome(o), at)
+	} else if dead {
+		return o, p, nil
+	}
+	return o, p, err
+}
+
+// once runs the task without any trouble, and then again.
+func (s suite) once(ctx context.Context) error {
+	n, err := s.c.node(ctx, s.reg)
+	if err != nil {
+		return err
+	}
+	was := n.Dump()
+	r := s.runner()
+	o, _, err := s.life(ctx, r, n, s.task(1), trouble{})
+	if err != nil {
+		return err
+	}
+	if err := s.c.golden(s.update, "outcome", renderOutcome(o)); err != nil {
+		return fmt.Errorf("%w\n%s", err, o.Message)
+	}
+	if err := s.c.golden(s.update, "after", n.Dump()); err != nil {
+		return err
+	}
+	if s.kind().Class == tasks.Action {
+		return s.actionEnd(o, n, o)
+	}
+	if o.State != succeeded {
+		return s.end(o, n, ends{was: was})
+	}
+	after := n.Dump()
+	o, _, err = s.life(ctx, r, n, s.task(2), trouble{})
+	if err != nil {
+		return fmt.Errorf("second run: %w", err)
+	}
+	if o.State != succeeded || len(o.Plan.GetSteps()) > 0 || len(o.Plan.GetDifferences()) > 0 || n.Dump() != after {
+		return fmt.Errorf("second run: %s with %d steps, differences %v: %s", renderOutcome(o), len(o.Plan.GetSteps()), o.Plan.GetDifferences(), o.Message)
+	}
+	return nil
+}
