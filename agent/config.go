@@ -1,0 +1,78 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+// Hosts are the node, as tasks see it.
+type Hosts interface {
+	// ForStep returns the host of one step of a task.
+	ForStep(taskID string, step uint32) host.Host
+	// Prober returns the host for plans and checks.
+	Prober() host.Prober
+}
+
+// Config is what an agent needs. Fields without "optional" must be set.
+type Config struct {
+	// StateDir holds the journal, the identity and the commands' files.
+	StateDir string
+	// RunDir holds the local socket.
+	RunDir string
+	// PolicyFile is the node's own policy.
+	PolicyFile string
+	// JoinFile is the join bundle, read while the node has no identity.
+	JoinFile string
+	// Executable is the absolute path of millwrightd, which is also the shim
+	// and the probe child.
+	Executable string
+	// Version is the agent's version.
+	Version string
+	// Registry knows the kinds.
+	Registry *tasks.Registry
+	// Logger takes all that is logged.
+	Logger *slog.Logger
+
+	// Server replaces the address in the join bundle; optional.
+	Server string
+	// SocketGroup may read over the local socket; optional.
+	SocketGroup string
+	// Labels are told to the control plane; optional.
+	Labels map[string]string
+	// OutputBytesPerSecond is the pace of the outputs; optional, 256 KiB.
+	OutputBytesPerSecond int
+	// OutputRetention is how long outputs are kept that the server never
+	// acknowledged; optional, 7 days.
+	OutputRetention time.Duration
+	// Clock tells the time; optional, the machine's.
+	Clock clock.Clock
+	// Hosts are what tasks act upon; optional, this machine.
+	Hosts Hosts
+	// Dial makes the connections to the control plane; optional.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// Notify tells the service manager of a change, as sd_notify does; optional.
+	Notify func(state string)
+	// Watchdog is how often the service manager wants a sign of life; optional,
+	// 0 for never.
+	Watchdog time.Duration
+}
+
+func (c Config) withDefaults() Config {
+	if c.Clock == nil {
+		c.Clock = clock.System{}
+	}
+	if c.Dial == nil {
+		d := &net.Dialer{Timeout: 20 * time.Second}
+		c.Dial = func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+	}
+	if c.Notify == nil {
+		c.Notify = func(string) {}
+	}
+	return c
+}

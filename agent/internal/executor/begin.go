@@ -1,0 +1,252 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/gpuaas/millwright/agent/internal/crash"
+	"github.com/gpuaas/millwright/agent/internal/gate"
+	"github.com/gpuaas/millwright/agent/internal/state"
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
+)
+
+// The codes of tasks that end before a step began.
+const (
+	reasonCancelled    = "CANCELLED"
+	reasonPrecondition = "PRECONDITION"
+	reasonPlanFailed   = "PLAN_FAILED"
+	reasonPlanDrifted  = "PLAN_DRIFTED"
+	reasonLocked       = "LOCKED"
+)
+
+// lookAgain bounds a wait, since the wall clock may be set and the policy
+// changed meanwhile.
+const lookAgain = 30 * time.Second
+
+// planFor is how long a plan is tried while the node cannot be read.
+const planFor = 2 * time.Minute
+
+// prepare asks for the locks of a task that may start. It is called in the
+// order in which the tasks were accepted, so that locks are given in that order
+// too. What it cannot do now, begin does.
+func (t *task) prepare(ctx context.Context) {
+	if t.grant != nil {
+		return
+	}
+	if err := t.load(); err != nil || t.rec.GetState() != taskv1.TaskState_TASK_STATE_ACCEPTED && t.rec.GetState() != taskv1.TaskState_TASK_STATE_WAITING {
+		return
+	}
+	if err := t.mayStart(ctx); err == nil && !t.resolves() {
+		t.askLocks()
+	}
+}
+
+func (t *task) mayStart(ctx context.Context) error {
+	adm, err := t.e.cfg.Gate.Start(ctx, t.rec.GetEnvelope(), t.rec.GetSignedLeaf())
+	if err != nil {
+		return err
+	}
+	t.admit(adm)
+	return nil
+}
+
+func (t *task) askLocks() {
+	locks := t.kind.Locks(t.spec)
+	if t.planOnly() {
+		locks = shared(locks)
+	}
+	t.grant = t.e.locks.request(t.id, locks)
+}
+
+func (t *task) releaseLocks() {
+	t.e.locks.release(t.grant)
+	t.grant = nil
+}
+
+// begin brings an accepted task to its plan. It returns true when the plan is
+// durable, and false when the task has ended.
+func (t *task) begin(ctx context.Context) (bool, error) {
+	stoppable, done := t.cancel.bind(ctx)
+	defer done()
+	for {
+		if t.cancel.isOn() {
+			return false, t.finish(ctx, end{state: cancelled, reason: reasonCancelled})
+		}
+		err := t.mayStart(ctx)
+		if ended, err := t.endUnstarted(ctx, err); ended || err != nil {
+			return false, err
+		}
+		if wait := deferral(err); wait != nil {
+			t.releaseLocks()
+			if err := t.waitFor(stoppable, wait.Reason, wait.Message, nil, wait.RetryAfter); err != nil {
+				return false, err
+			}
+		} else if t.resolves() {
+			return false, t.resolve(ctx)
+		} else if held, err := t.haveLocks(stoppable); err != nil {
+			return false, err
+		} else if held {
+			return t.makePlan(ctx, stoppable)
+		}
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+	}
+}
+
+func deferral(err error) *gate.Deferral {
+	var d *gate.Deferral
+	errors.As(err, &d)
+	return d
+}
+
+// endUnstarted ends a task that the gate refuses.
+func (t *task) endUnstarted(ctx context.Context, err error) (bool, error) {
+	var refusal *gate.Refusal
+	switch {
+	case err == nil || deferral(err) != nil:
+		return false, nil
+	case !errors.As(err, &refusal):
+		return false, err
+	case refusal.Reason == gate.ReasonWindowPassed:
+		return true, t.finish(ctx, end{state: expired, reason: refusal.Reason, message: refusal.Message})
+	default:
+		return true, t.finish(ctx, end{state: refused, reason: refusal.Reason, message: refusal.Message})
+	}
+}
+
+// haveLocks asks for the locks and waits for them for a while.
+func (t *task) haveLocks(ctx context.Context) (bool, error) {
+	if t.grant == nil {
+		t.askLocks()
+	}
+	select {
+	case <-t.grant.given:
+		return true, nil
+	default:
+	}
+	return false, t.waitFor(ctx, reasonLocked, t.e.locks.behind(t.grant), t.grant.given, lookAgain)
+}
+
+// waitFor says in the journal why the task waits, once, and waits until early
+// is closed, ctx ends or the time is over, whichever comes first.
+func (t *task) waitFor(ctx context.Context, reason, message string, early <-chan struct{}, d time.Duration) error {
+	if t.rec.GetState() != taskv1.TaskState_TASK_STATE_WAITING || t.rec.GetReason() != reason {
+		err := t.commit(func(tx *state.Tx, rec *agentv1.TaskRecord) error {
+			rec.State, rec.Reason, rec.Message = taskv1.TaskState_TASK_STATE_WAITING, reason, message
+			return t.emitOptional(tx, rec, &taskv1.Event{Payload: &taskv1.Event_Waiting{
+				Waiting: &taskv1.TaskWaiting{TaskId: t.id, Reason: reason, Message: message},
+			}})
+		})
+		if err != nil {
+			return err
+		}
+		t.log.InfoContext(ctx, "task waits", "reason", reason, "why", message)
+	}
+	timer := time.NewTimer(min(d, lookAgain))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-early:
+	}
+	return nil
+}
+
+// makePlan plans while the locks are held, and freezes the plan.
+func (t *task) makePlan(ctx, stoppable context.Context) (bool, error) {
+	plan, err := t.planned(stoppable)
+	switch {
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	case t.cancel.isOn():
+		return false, t.finish(ctx, end{state: cancelled, reason: reasonCancelled})
+	case errors.Is(err, tasks.ErrPrecondition):
+		return false, t.finish(ctx, end{state: refused, reason: reasonPrecondition, message: err.Error()})
+	case err != nil:
+		return false, t.finish(ctx, end{state: refused, reason: reasonPlanFailed, message: "no plan could be made: " + err.Error()})
+	}
+	encoded, digest, err := tasks.MarshalPlan(plan)
+	if err != nil {
+		return false, t.finish(ctx, end{state: refused, reason: reasonPlanFailed, message: err.Error()})
+	}
+	if t.planOnly() {
+		result, err := anypb.New(plan)
+		if err != nil {
+			return false, fmt.Errorf("pack plan of task %s: %w", t.id, err)
+		}
+		return false, t.finish(ctx, end{state: succeeded, result: result, digest: digest})
+	}
+	if refusal := t.checkPlan(plan, digest); refusal != nil {
+		return false, t.finish(ctx, end{state: refused, reason: refusal.Reason, message: refusal.Message})
+	}
+	crash.Point("executor.plan.made")
+	if err := t.freeze(plan, encoded, digest); err != nil {
+		return false, err
+	}
+	crash.Point("executor.plan.committed")
+	return true, t.load()
+}
+
+func (t *task) planned(ctx context.Context) (plan *taskv1.Plan, err error) {
+	ctx, done := context.WithTimeout(ctx, planFor)
+	defer done()
+	err = t.retry(ctx, 1<<20, func() (err error) {
+		plan, err = t.e.cfg.Registry.Plan(ctx, t.e.cfg.Hosts.Prober(), t.kind, t.spec)
+		return err
+	})
+	return plan, err
+}
+
+// checkPlan refuses a plan that is not the one approved, or that disturbs more
+// than the signer allowed.
+func (t *task) checkPlan(plan *taskv1.Plan, digest []byte) *gate.Refusal {
+	if want := t.leaf.GetPlanDigest(); len(want) > 0 && !sameHash(want, digest) && !t.quiet() {
+		return &gate.Refusal{Reason: reasonPlanDrifted, Message: fmt.Sprintf(
+			"the node has changed since the plan was approved: plan %x was approved, and it would be %x now; plan again and approve that", want, digest)}
+	}
+	for _, impact := range plan.GetImpact() {
+		if !slices.Contains(t.leaf.GetAllowedImpact(), impact) {
+			return &gate.Refusal{Reason: gate.ReasonImpactNotAllowed, Message: fmt.Sprintf(
+				"the plan causes %s, which the signer did not allow; sign it again with that impact allowed", impact)}
+		}
+	}
+	return nil
+}
+
+// freeze makes the plan durable. From here on the task is carried on by it,
+// whatever happens.
+func (t *task) freeze(plan *taskv1.Plan, encoded, digest []byte) error {
+	return t.commit(func(tx *state.Tx, rec *agentv1.TaskRecord) error {
+		rec.State, rec.Reason, rec.Message = taskv1.TaskState_TASK_STATE_RUNNING, "", ""
+		rec.Plan, rec.PlanDigest = encoded, digest
+		rec.BootId, rec.StartTime = t.e.cfg.BootID, t.e.now()
+		rec.StartBootTime = durationpb.New(t.e.cfg.Clock.Boot())
+		if err := t.restIntent(tx); err != nil {
+			return err
+		}
+		err := t.emit(tx, rec, &taskv1.Event{Payload: &taskv1.Event_Planned{Planned: &taskv1.TaskPlanned{
+			TaskId: t.id, Plan: proto.CloneOf(plan), PlanDigest: digest,
+		}}})
+		if err != nil || len(plan.GetSteps()) == 0 {
+			return err
+		}
+		return t.emit(tx, rec, &taskv1.Event{Payload: &taskv1.Event_Started{Started: &taskv1.TaskStarted{TaskId: t.id}}})
+	})
+}
+
+func cancelMessage(rec *agentv1.TaskRecord) string {
+	if why := rec.GetCancelReason(); why != "" {
+		return why
+	}
+	return "someone asked to cancel it"
+}

@@ -1,0 +1,189 @@
+package executor
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/agent/internal/gate"
+	"github.com/gpuaas/millwright/agent/internal/state"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+// Limits of what the node takes on.
+const (
+	// Credits is how many tasks may be accepted and unfinished.
+	Credits = 32
+	// OutboxLimit is the size of unacknowledged frames at which new tasks are
+	// deferred.
+	OutboxLimit = 48 << 20
+	// MaxEvents is how many events a task causes at most.
+	MaxEvents = 12
+)
+
+// Journal is the durable store. [state.Store] is one.
+type Journal interface {
+	// Update makes what fn writes durable, all or nothing, before it returns.
+	Update(fn func(*state.Tx) error) error
+	// View reads what is durable.
+	View(fn func(*state.Tx) error) error
+	// NextFrames returns frames that follow after, and waits for them.
+	NextFrames(ctx context.Context, after uint64, limit int) (journalID string, frames [][]byte, gap bool, err error)
+	// UnackedBytes is the size of the frames that the server does not have.
+	UnackedBytes() int64
+	// Sweep forgets what need not be kept any longer.
+	Sweep(now time.Time) error
+}
+
+// Gate decides about tasks. [gate.Gate] is one; its errors are [*gate.Refusal]
+// and [*gate.Deferral].
+type Gate interface {
+	// Admit decides about a task that was delivered.
+	Admit(ctx context.Context, env *taskv1.Envelope, signed *taskv1.SignedLeaf) (*gate.Admission, error)
+	// Start decides about an accepted task before it begins.
+	Start(ctx context.Context, env *taskv1.Envelope, signed *taskv1.SignedLeaf) (*gate.Admission, error)
+	// Restore decides whether what a task has left may be brought back.
+	Restore(ctx context.Context, env *taskv1.Envelope, signed *taskv1.SignedLeaf, rootVersion uint64) (*gate.Admission, error)
+}
+
+// Hosts are the node, as tasks see it.
+type Hosts interface {
+	// ForStep returns the host of one step of a task.
+	ForStep(taskID string, step uint32) host.Host
+	// Prober returns the host for plans and checks.
+	Prober() host.Prober
+}
+
+// Config is what an executor needs. All fields must be set.
+type Config struct {
+	Journal  Journal
+	Gate     Gate
+	Hosts    Hosts
+	Registry *tasks.Registry
+	Clock    clock.Clock
+	Logger   *slog.Logger
+	// BootID is the kernel's boot id.
+	BootID string
+}
+
+// Executor carries tasks out. Its methods are safe for concurrent use; Run is
+// called once. What Deliver accepts before Run begins is carried out by it.
+type Executor struct {
+	cfg   Config
+	log   *slog.Logger
+	locks *lockTable
+	wake  chan struct{} // holds a token when tasks are pending
+
+	mu      sync.Mutex
+	live    map[string]*task // tasks that a goroutine has or will get; guarded by mu
+	pending []*task          // tasks that wait for their goroutine; guarded by mu
+	broken  error            // why the journal could not be written last; guarded by mu
+}
+
+// New returns an executor that does nothing until Run.
+func New(cfg Config) *Executor {
+	return &Executor{
+		cfg: cfg, log: cfg.Logger, locks: newLockTable(),
+		wake: make(chan struct{}, 1), live: map[string]*task{},
+	}
+}
+
+const (
+	sweepEvery = time.Hour
+	// patience is the wait between tries to go on after the journal refused.
+	patience    = time.Second
+	maxPatience = time.Minute
+)
+
+// Run carries on with the tasks that have not ended, and then with those that
+// are accepted, until ctx ends. It returns nil once nothing of it goes on.
+// Commands that run are left running, to be found again.
+func (e *Executor) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if err := e.resumeAll(ctx); err != nil {
+		return err
+	}
+	wg.Go(func() { e.sweep(ctx) })
+	wg.Go(func() { e.reconcile(ctx) })
+	for {
+		for _, t := range e.take() {
+			t.prepare(ctx)
+			wg.Go(func() { e.run(ctx, t) })
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.wake:
+		}
+	}
+}
+
+// launch hands a task to Run, once.
+func (e *Executor) launch(t *task) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.live[t.id] != nil {
+		return
+	}
+	e.live[t.id] = t
+	e.pending = append(e.pending, t)
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Executor) take() []*task {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := e.pending
+	e.pending = nil
+	return out
+}
+
+// run carries a task on until it has ended, is held, or ctx ends.
+func (e *Executor) run(ctx context.Context, t *task) {
+	defer func() {
+		e.mu.Lock()
+		delete(e.live, t.id)
+		e.mu.Unlock()
+	}()
+	for pause := patience; ; pause = min(2*pause, maxPatience) {
+		err := t.carryOn(ctx)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		t.log.ErrorContext(ctx, "task stopped where it is", "err", err, "again_in", pause)
+		if !sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+func (e *Executor) sweep(ctx context.Context) {
+	for {
+		if err := e.cfg.Journal.Sweep(e.cfg.Clock.Now()); err != nil {
+			e.log.ErrorContext(ctx, "sweep of the journal ended early", "err", err)
+		}
+		if !sleep(ctx, sweepEvery) {
+			return
+		}
+	}
+}
+
+// sleep returns false when ctx ends before d is over.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,409 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/gpuaas/millwright/agent/internal/crash"
+	"github.com/gpuaas/millwright/agent/internal/state"
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+// The codes of tasks that fail or are held after a step began.
+const (
+	reasonStepFailed     = "STEP_FAILED"
+	reasonStepTimeout    = "STEP_TIMEOUT"
+	reasonDeadline       = "DEADLINE_EXCEEDED"
+	reasonVerifyFailed   = "VERIFY_FAILED"
+	reasonResultFailed   = "RESULT_FAILED"
+	reasonOutcomeUnknown = "OUTCOME_UNKNOWN"
+	reasonUndoFailed     = "UNDO_FAILED"
+)
+
+const (
+	// stepTimeout is for one attempt of a step that says nothing itself. A
+	// command without a limit has only the task's deadline.
+	stepTimeout = 5 * time.Minute
+	// lastCheck is what the final check gets at least, however late it is: the
+	// steps are done, and only it can tell.
+	lastCheck   = time.Minute
+	verifyTries = 5
+)
+
+// failure turns a task to undo.
+type failure struct {
+	reason, message string
+	step            int // the step that failed, or -1
+}
+
+func (f *failure) Error() string { return f.message }
+
+func stepMessage(i int, p *taskv1.PlannedStep, err error) string {
+	return fmt.Sprintf("step %d (%s): %v", i+1, p.GetTitle(), err)
+}
+
+// forward brings every step to verified, then the whole.
+func (t *task) forward(ctx context.Context) error {
+	result, err := t.toTheEnd(ctx)
+	var f *failure
+	switch {
+	case err == nil:
+		return t.finish(ctx, end{state: succeeded, result: result})
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &f):
+		if err := t.turn(ctx, f); err != nil {
+			return err
+		}
+		return t.backward(ctx)
+	case errors.Is(err, host.ErrOutcomeUnknown):
+		return t.holdUnknown(ctx, err)
+	default:
+		return err
+	}
+}
+
+func (t *task) toTheEnd(ctx context.Context) (*anypb.Any, error) {
+	for i := range t.steps {
+		if err := t.step(ctx, i); err != nil {
+			return nil, err
+		}
+	}
+	return t.conclude(ctx)
+}
+
+// unknown is a step whose outcome cannot be known.
+type unknown struct {
+	step int
+	err  error
+}
+
+func (u *unknown) Error() string { return u.err.Error() }
+func (u *unknown) Unwrap() error { return u.err }
+
+// step brings one step to verified. Each phase is durable before the next
+// begins.
+func (t *task) step(ctx context.Context, i int) error {
+	if err := t.rebooted(ctx, i); err != nil {
+		return err
+	}
+	sr, planned := t.steps[i], t.plan.GetSteps()[i]
+	step, err := t.e.cfg.Registry.Open(planned)
+	if err != nil {
+		return &failure{reason: reasonStepFailed, message: stepMessage(i, planned, err), step: i}
+	}
+	fresh := false
+	for sr.GetPhase() != taskv1.StepPhase_STEP_PHASE_VERIFIED {
+		var err error
+		switch sr.GetPhase() {
+		case taskv1.StepPhase_STEP_PHASE_UNSPECIFIED:
+			err, fresh = t.observe(ctx, i, step), true
+		case taskv1.StepPhase_STEP_PHASE_OBSERVED:
+			err = t.apply(ctx, i, step, fresh)
+		case taskv1.StepPhase_STEP_PHASE_APPLIED:
+			err = t.verify(ctx, i, step)
+		default:
+			err = fmt.Errorf("step %d of task %s is %v while it goes forward: %w", i, t.id, sr.GetPhase(), state.ErrInvariant)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayGoOn is asked before a step changes anything.
+func (t *task) mayGoOn() error {
+	switch {
+	case t.cancel.isOn():
+		return &failure{reason: reasonCancelled, step: -1}
+	case t.remaining() <= 0:
+		return &failure{reason: reasonDeadline, message: fmt.Sprintf("it may run for %v, and that is over", t.deadline()), step: -1}
+	}
+	return nil
+}
+
+func (t *task) observe(ctx context.Context, i int, step tasks.Step) error {
+	if err := t.mayGoOn(); err != nil {
+		return err
+	}
+	sr := t.steps[i]
+	start := t.e.now()
+	var before []byte
+	err := t.retry(ctx, verifyTries, func() (err error) {
+		before, err = step.Observe(ctx, t.e.cfg.Hosts.Prober())
+		return err
+	})
+	if err != nil {
+		return t.stepError(ctx, i, err)
+	}
+	sr.Phase, sr.Before, sr.Attempts = taskv1.StepPhase_STEP_PHASE_OBSERVED, before, 1
+	sr.BootId, sr.StartTime = t.e.cfg.BootID, start
+	_, command := step.(tasks.CommandStep)
+	err = t.e.update(func(tx *state.Tx) error {
+		if command {
+			tx.PutOutput(state.Output{TaskID: t.id, Step: uint32(i)})
+		}
+		return tx.PutStep(t.id, uint32(i), sr)
+	})
+	if err == nil {
+		crash.Point("executor.step.observed")
+	}
+	return err
+}
+
+// apply applies a step. When it is not fresh it may have been applied before a
+// crash, and its effect class says what that allows.
+func (t *task) apply(ctx context.Context, i int, step tasks.Step, fresh bool) error {
+	sr, planned := t.steps[i], t.plan.GetSteps()[i]
+	if !fresh {
+		if done, err := t.applied(ctx, i, step); done || err != nil {
+			return err
+		}
+	}
+	if planned.GetEffect() != taskv1.Effect_EFFECT_AT_MOST_ONCE {
+		if err := t.mayGoOn(); err != nil {
+			return err
+		}
+		if !fresh {
+			sr.Attempts++
+			sr.BootId = t.e.cfg.BootID
+			if err := t.putStep(i); err != nil {
+				return err
+			}
+		}
+	}
+	crash.Point("executor.step.apply")
+	limited, done := t.limit(ctx, planned)
+	defer done()
+	var out []byte
+	err := t.guard(func() (err error) {
+		out, err = step.Apply(limited, t.e.cfg.Hosts.ForStep(t.id, uint32(i)))
+		return err
+	})
+	crash.Point("executor.step.changed")
+	t.note(i, step, out, err)
+	if err != nil {
+		return t.applyError(ctx, limited, i, err)
+	}
+	sr.Phase, sr.BootId = taskv1.StepPhase_STEP_PHASE_APPLIED, t.e.cfg.BootID
+	if err := t.putStep(i); err != nil {
+		return err
+	}
+	crash.Point("executor.step.applied")
+	return nil
+}
+
+// applied decides about a step that may have been applied before a crash.
+func (t *task) applied(ctx context.Context, i int, step tasks.Step) (bool, error) {
+	sr, effect := t.steps[i], t.plan.GetSteps()[i].GetEffect()
+	switch {
+	case effect == taskv1.Effect_EFFECT_CHECK_THEN_ACT:
+	case effect == taskv1.Effect_EFFECT_REBOOT && sr.GetBootId() != t.e.cfg.BootID:
+	default:
+		return false, nil
+	}
+	err := t.retry(ctx, verifyTries, func() error { return step.Verify(ctx, t.e.cfg.Hosts.Prober()) })
+	switch {
+	case errors.Is(err, tasks.ErrNotSatisfied):
+		return false, nil
+	case err != nil:
+		return false, t.stepError(ctx, i, err)
+	}
+	sr.Phase, sr.BootId = taskv1.StepPhase_STEP_PHASE_APPLIED, t.e.cfg.BootID
+	return true, t.putStep(i)
+}
+
+// limit gives a step its time. Its end stops a command, and so does a cancel;
+// other steps are not cut off by a cancel, which waits for their end.
+func (t *task) limit(ctx context.Context, planned *taskv1.PlannedStep) (context.Context, func()) {
+	once := planned.GetEffect() == taskv1.Effect_EFFECT_AT_MOST_ONCE
+	d, cause := t.remaining(), errDeadline
+	if own := planned.GetTimeout().AsDuration(); own > 0 && own < d {
+		d, cause = own, errStepTimeout
+	} else if own == 0 && !once && stepTimeout < d {
+		d, cause = stepTimeout, errStepTimeout
+	}
+	unbind := func() {}
+	if once {
+		ctx, unbind = t.cancel.bind(ctx)
+	}
+	ctx, done := context.WithTimeoutCause(ctx, d, cause)
+	return ctx, func() { done(); unbind() }
+}
+
+var (
+	errDeadline    = fmt.Errorf("%w: the task's time is over", host.ErrStop)
+	errStepTimeout = fmt.Errorf("%w: the step's time is over", host.ErrStop)
+)
+
+// note keeps what a step returned, also beside an error.
+func (t *task) note(i int, step tasks.Step, out []byte, err error) {
+	sr := t.steps[i]
+	if out != nil {
+		sr.Out = out
+	}
+	var reason *tasks.ReasonError
+	if errors.As(err, &reason) && reason.Command != nil {
+		sr.Command = reason.Command
+		return
+	}
+	if c, ok := step.(tasks.CommandStep); ok && out != nil {
+		command, err := c.Outcome(out)
+		if err != nil {
+			t.log.Error("outcome of a command cannot be read", "step", i, "err", err)
+			return
+		}
+		sr.Command = command
+	}
+}
+
+// applyError says what an error of Apply means.
+func (t *task) applyError(ctx, limited context.Context, i int, err error) error {
+	sr, planned := t.steps[i], t.plan.GetSteps()[i]
+	var reason *tasks.ReasonError
+	known := errors.As(err, &reason)
+	switch {
+	case errors.Is(err, host.ErrOutcomeUnknown):
+		return &unknown{i, err}
+	case known && reason.Unchanged:
+		sr.Phase = taskv1.StepPhase_STEP_PHASE_UNSPECIFIED // nothing to undo
+	case known && t.ended(limited) && !errors.Is(context.Cause(limited), errCancelled) && reason.Reason == tasks.ReasonCommandSignal:
+		known = false // it was stopped because its time was over
+	case known && t.cancel.isOn():
+		return &failure{reason: reasonCancelled, message: stepMessage(i, planned, err), step: i}
+	}
+	if known {
+		return &failure{reason: reason.Reason, message: stepMessage(i, planned, err), step: i}
+	}
+	if t.ended(limited) && ctx.Err() == nil {
+		switch cause := context.Cause(limited); {
+		case errors.Is(cause, errDeadline):
+			return &failure{reason: reasonDeadline, message: fmt.Sprintf("it may run for %v, and that was over in %s", t.deadline(), stepMessage(i, planned, err)), step: i}
+		case errors.Is(cause, errStepTimeout):
+			return &failure{reason: reasonStepTimeout, message: stepMessage(i, planned, err), step: i}
+		case errors.Is(cause, errCancelled):
+			return &failure{reason: reasonCancelled, message: stepMessage(i, planned, err), step: i}
+		}
+	}
+	return t.stepError(ctx, i, err)
+}
+
+func (t *task) ended(ctx context.Context) bool { return ctx.Err() != nil }
+
+// stepError says what any other error of a step means.
+func (t *task) stepError(ctx context.Context, i int, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err() // interrupted, not failed: it goes on later
+	}
+	f := &failure{reason: reasonStepFailed, message: stepMessage(i, t.plan.GetSteps()[i], err), step: i}
+	var reason *tasks.ReasonError
+	if errors.As(err, &reason) {
+		f.reason = reason.Reason
+	}
+	return f
+}
+
+func (t *task) verify(ctx context.Context, i int, step tasks.Step) error {
+	sr := t.steps[i]
+	limited, done := context.WithTimeout(ctx, stepTimeout)
+	defer done()
+	err := t.retry(limited, verifyTries, func() error { return step.Verify(limited, t.e.cfg.Hosts.Prober()) })
+	if err != nil {
+		return t.stepError(ctx, i, err)
+	}
+	sr.Phase, sr.EndTime, sr.BootId = taskv1.StepPhase_STEP_PHASE_VERIFIED, t.e.now(), t.e.cfg.BootID
+	last := i == len(t.steps)-1
+	err = t.e.update(func(tx *state.Tx) error {
+		if err := tx.PutStep(t.id, uint32(i), sr); err != nil || last {
+			return err // the last event tells of the last step
+		}
+		rec, err := tx.Task(t.id)
+		if err != nil || rec.GetEvents() >= maxOptionalEvents {
+			return err
+		}
+		err = t.emitOptional(tx, rec, &taskv1.Event{Payload: &taskv1.Event_StepEnded{StepEnded: &taskv1.StepEnded{
+			TaskId: t.id, Step: uint32(i), Outcome: outcome(sr),
+		}}})
+		if err != nil {
+			return err
+		}
+		return tx.PutTask(rec)
+	})
+	if err == nil {
+		crash.Point("executor.step.verified")
+	}
+	return err
+}
+
+func (t *task) putStep(i int) error {
+	return t.e.update(func(tx *state.Tx) error { return tx.PutStep(t.id, uint32(i), t.steps[i]) })
+}
+
+func (t *task) deadline() time.Duration {
+	if d := t.leaf.GetDeadline().AsDuration(); d > 0 {
+		return d
+	}
+	return t.kind.Deadline(t.spec)
+}
+
+// remaining is how much of its time the task has left, by CLOCK_BOOTTIME.
+func (t *task) remaining() time.Duration {
+	return t.deadline() - (t.e.cfg.Clock.Boot() - t.rec.GetStartBootTime().AsDuration())
+}
+
+// conclude verifies the whole. From its beginning on it is too late to cancel.
+func (t *task) conclude(ctx context.Context) (*anypb.Any, error) {
+	if !t.rec.GetFinalVerifyBegun() {
+		err := t.commit(func(_ *state.Tx, rec *agentv1.TaskRecord) error {
+			if rec.GetCancelRequested() {
+				return errStale
+			}
+			rec.FinalVerifyBegun = true
+			return nil
+		})
+		if errors.Is(err, errStale) {
+			return nil, &failure{reason: reasonCancelled, step: -1}
+		}
+		if err != nil {
+			return nil, err
+		}
+		crash.Point("executor.verify.begun")
+	}
+	limited, done := context.WithTimeout(ctx, max(t.remaining(), lastCheck))
+	defer done()
+	err := t.retry(limited, verifyTries, func() error { return t.kind.Verify(limited, t.e.cfg.Hosts.Prober(), t.spec) })
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, &failure{reason: reasonVerifyFailed, message: "after all steps the node is not as it should be: " + err.Error(), step: -1}
+	}
+	result, err := t.result(limited)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, &failure{reason: reasonResultFailed, message: "the result cannot be read: " + err.Error(), step: -1}
+	}
+	return result, nil
+}
+
+func (t *task) result(ctx context.Context) (result *anypb.Any, err error) {
+	outs := make([][]byte, len(t.steps))
+	for i, sr := range t.steps {
+		outs[i] = sr.GetOut()
+	}
+	err = t.retry(ctx, verifyTries, func() (err error) {
+		result, err = t.kind.Result(ctx, t.e.cfg.Hosts.Prober(), t.spec, outs)
+		return err
+	})
+	return result, err
+}

@@ -1,0 +1,186 @@
+package executor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/gpuaas/millwright/agent/internal/crash"
+	"github.com/gpuaas/millwright/agent/internal/state"
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
+)
+
+// resumeAll takes up the tasks that have not ended. Those that had their locks
+// get them back before any other is asked: they held them together, so they
+// cannot conflict.
+func (e *Executor) resumeAll(ctx context.Context) error {
+	var open []*task
+	err := e.cfg.Journal.View(func(tx *state.Tx) error {
+		return tx.Open(func(id string, _ taskv1.TaskState) error {
+			open = append(open, e.newTask(id))
+			return nil
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("read unfinished tasks: %w", err)
+	}
+	// One that cannot be read is left as it is, and does not keep the others.
+	open = slices.DeleteFunc(open, func(t *task) bool {
+		err := t.load()
+		if err != nil {
+			e.log.ErrorContext(ctx, "unfinished task cannot be read", "task_id", t.id, "err", err)
+		}
+		return err != nil
+	})
+	slices.SortFunc(open, func(a, b *task) int {
+		return cmp.Or(cmp.Compare(waits(a.rec), waits(b.rec)), cmp.Compare(a.rec.GetAcceptSeq(), b.rec.GetAcceptSeq()))
+	})
+	for _, t := range open {
+		if waits(t.rec) == 0 {
+			t.relock(ctx)
+		}
+		if t.rec.GetState() != taskv1.TaskState_TASK_STATE_HELD {
+			e.launch(t)
+		}
+	}
+	return nil
+}
+
+// waits is 1 for a task that has no locks yet.
+func waits(rec *agentv1.TaskRecord) int {
+	if len(rec.GetPlanDigest()) == 0 {
+		return 1
+	}
+	return 0
+}
+
+func (t *task) relock(ctx context.Context) {
+	if err := t.open(); err != nil {
+		t.log.ErrorContext(ctx, "locks of a task are not known", "err", err)
+		return
+	}
+	t.askLocks()
+}
+
+// carryOn brings the task from what is durable to its end. A nil error says
+// that it has ended or is held; otherwise it can be called again.
+func (t *task) carryOn(ctx context.Context) error {
+	if err := t.load(); err != nil {
+		return err
+	}
+	switch {
+	case state.Terminal(t.rec.GetState()):
+		t.releaseLocks()
+		return nil
+	case t.rec.GetState() == taskv1.TaskState_TASK_STATE_HELD:
+		return nil
+	case waits(t.rec) == 1:
+		if ready, err := t.begin(ctx); err != nil || !ready {
+			return err
+		}
+		t.resumed = true
+	}
+	if err := t.open(); err != nil {
+		return t.hold(ctx, reasonOutcomeUnknown, fmt.Sprintf(
+			"this agent cannot carry on with it: %v; install an agent that knows it, or settle the task by hand", err), -1, nil)
+	}
+	if err := t.takeUp(ctx); err != nil {
+		return err
+	}
+	if t.rec.GetUndoing() {
+		return t.backward(ctx)
+	}
+	return t.forward(ctx)
+}
+
+// takeUp notes once in each life of the agent that the task goes on.
+func (t *task) takeUp(ctx context.Context) error {
+	if t.resumed {
+		return nil
+	}
+	rebooted := t.rec.GetBootId() != t.e.cfg.BootID
+	at, found := t.position()
+	err := t.commit(func(tx *state.Tx, rec *agentv1.TaskRecord) error {
+		if rebooted {
+			rec.BootId = t.e.cfg.BootID
+			rec.StartBootTime = durationpb.New(t.e.cfg.Clock.Boot() - t.wallSpent(rec))
+		}
+		return t.emitOptional(tx, rec, &taskv1.Event{Payload: &taskv1.Event_Resumed{Resumed: &taskv1.TaskResumed{
+			TaskId: t.id, Step: uint32(at), Found: found, Rebooted: rebooted,
+		}}})
+	})
+	if err != nil {
+		return err
+	}
+	crash.Point("executor.resume")
+	t.resumed = true
+	t.log.InfoContext(ctx, "task goes on", "step", at, "found", found, "rebooted", rebooted)
+	return nil
+}
+
+// wallSpent is how long the task has run by the wall clock. A clock that was
+// set cannot make it negative.
+func (t *task) wallSpent(rec *agentv1.TaskRecord) time.Duration {
+	return max(0, t.e.cfg.Clock.Now().Sub(rec.GetStartTime().AsTime()))
+}
+
+// position says at which step the task goes on, and what the journal knows of
+// it.
+func (t *task) position() (int, string) {
+	for i, sr := range t.steps {
+		switch sr.GetPhase() {
+		case taskv1.StepPhase_STEP_PHASE_UNSPECIFIED:
+			return i, "step not begun"
+		case taskv1.StepPhase_STEP_PHASE_OBSERVED:
+			return i, "step begun, its outcome not recorded"
+		case taskv1.StepPhase_STEP_PHASE_APPLIED:
+			return i, "step applied, not verified"
+		case taskv1.StepPhase_STEP_PHASE_UNDOING:
+			return i, "step being undone"
+		case taskv1.StepPhase_STEP_PHASE_VERIFIED:
+			if t.rec.GetUndoing() {
+				return i, "step to be undone"
+			}
+		case taskv1.StepPhase_STEP_PHASE_UNDONE, taskv1.StepPhase_STEP_PHASE_NOT_UNDOABLE:
+			return i, "undo under way"
+		}
+	}
+	return len(t.steps), "all steps verified"
+}
+
+// rebooted brings a step that was reached in an earlier boot to what still
+// holds: what a reboot has undone is applied again.
+func (t *task) rebooted(ctx context.Context, i int) error {
+	sr, planned := t.steps[i], t.plan.GetSteps()[i]
+	phase := sr.GetPhase()
+	done := phase == taskv1.StepPhase_STEP_PHASE_APPLIED || phase == taskv1.StepPhase_STEP_PHASE_VERIFIED
+	again := planned.GetEffect() == taskv1.Effect_EFFECT_IDEMPOTENT || planned.GetEffect() == taskv1.Effect_EFFECT_CHECK_THEN_ACT
+	if !done || !again || sr.GetBootId() == t.e.cfg.BootID {
+		return nil
+	}
+	step, err := t.e.cfg.Registry.Open(planned)
+	if err != nil {
+		return err
+	}
+	err = t.retry(ctx, verifyTries, func() error { return step.Verify(ctx, t.e.cfg.Hosts.Prober()) })
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, tasks.ErrNotSatisfied):
+		t.log.InfoContext(ctx, "a reboot has undone a step", "step", i, "err", err)
+		sr.Phase = taskv1.StepPhase_STEP_PHASE_OBSERVED
+	case err != nil:
+		return &failure{reason: reasonStepFailed, message: stepMessage(i, planned, err), step: i}
+	default:
+		sr.Phase = taskv1.StepPhase_STEP_PHASE_VERIFIED
+	}
+	sr.BootId = t.e.cfg.BootID
+	return t.putStep(i)
+}

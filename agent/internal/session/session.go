@@ -1,0 +1,253 @@
+// Package session keeps the node's one stream to the control plane: it dials,
+// says Hello, hands assignments to the executor and carries the journal's
+// frames the other way, in order, until the server has acknowledged them.
+//
+// A session holds no state that matters. All that must survive is in the
+// journal, so that a stream may be cut at any byte: the next one begins where
+// the server's Welcome says.
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/gpuaas/millwright/agent/internal/clock"
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+)
+
+// The revisions of the session protocol that this agent speaks.
+const (
+	MinProtocol = 1
+	MaxProtocol = 1
+)
+
+// Identity is what the node proves itself with, and to whom.
+type Identity struct {
+	// Server is the control plane's address, host:port.
+	Server string
+	// TLS is the mutual TLS configuration; it checks the server's SVID.
+	TLS *tls.Config
+	// NotAfter is the end of the node's certificate. The stream ends before it.
+	NotAfter time.Time
+	// Generation is the node's enrolment generation.
+	Generation uint64
+	// Replaced is closed once a newer identity is at hand. Nil: never.
+	Replaced <-chan struct{}
+}
+
+// Identities is where the identity comes from.
+type Identities interface {
+	// Identity returns the newest identity, and waits until there is one.
+	Identity(ctx context.Context) (Identity, error)
+}
+
+// Head says where the journal stands.
+type Head struct {
+	JournalID  string
+	InstanceID string
+	FirstSeq   uint64 // the first frame that is still kept
+	LastSeq    uint64 // 0: none
+}
+
+// Journal is the outbox.
+type Journal interface {
+	// Head says where the journal stands.
+	Head(ctx context.Context) (Head, error)
+	// NextEvents returns at most limit frames that follow after, in order and
+	// without a hole, and waits until there are any. gap says that the frames
+	// between after and the first one returned are gone for good.
+	NextEvents(ctx context.Context, after uint64, limit int) (journalID string, frames [][]byte, gap bool, err error)
+	// Ack says that the server has the frames up to seq.
+	Ack(ctx context.Context, journalID string, seq uint64) error
+	// Behind says that the server has frames up to seq of a journal that ends
+	// before: it is an older copy, and a new journal must begin.
+	Behind(ctx context.Context, journalID string, seq uint64) error
+}
+
+// Tasks is what carries tasks out.
+type Tasks interface {
+	// Deliver answers an assignment. What it accepts is durable.
+	Deliver(ctx context.Context, a *agentv1.Assignment) *agentv1.AssignmentAnswer
+	// Cancel asks for a task to be stopped.
+	Cancel(ctx context.Context, c *agentv1.CancelRequest) error
+	// Unfinished returns the accepted tasks that have not ended.
+	Unfinished(ctx context.Context) ([]*agentv1.UnfinishedTask, error)
+}
+
+// Trust is the node's copy of the trust root.
+type Trust interface {
+	// Version is the version of the root, 0 when there is none.
+	Version() uint64
+	// Update verifies and stores newer roots, oldest first.
+	Update(ctx context.Context, updates []*taskv1.Envelope) error
+}
+
+// Node says what the node is and how it feels.
+type Node interface {
+	// BootID returns the kernel's boot id.
+	BootID(ctx context.Context) (string, error)
+	// Facts returns what the node says of itself, conditions left out.
+	Facts(ctx context.Context) *agentv1.NodeFacts
+	// Conditions returns what is wrong, or not, in an order that is stable.
+	Conditions() []*taskv1.Condition
+}
+
+// Config is what a session needs. All fields without "optional" must be set.
+type Config struct {
+	Identities Identities
+	Journal    Journal
+	Tasks      Tasks
+	Trust      Trust
+	Node       Node
+	Clock      clock.Clock
+	Logger     *slog.Logger
+	// Version is the agent's version.
+	Version string
+	// Kinds are the kinds that the node can carry out.
+	Kinds []*agentv1.KindSupport
+	// Credits is how many tasks may be accepted and unfinished.
+	Credits uint32
+	// Alongside is run with the connection for as long as a session lasts;
+	// optional. It returns when ctx ends; an error ends the session.
+	Alongside func(ctx context.Context, conn grpc.ClientConnInterface) error
+	// Wanted is told of a task whose outputs the server lacks; optional. It
+	// must not block.
+	Wanted func(taskID string)
+	// ServerTime is told what the server's clock showed when the node's showed
+	// local; optional. It must not block.
+	ServerTime func(server, local time.Time)
+	// Dial makes the connection below TLS; optional.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+}
+
+// Status is how the session is.
+type Status struct {
+	// Server is the address last dialled.
+	Server string
+	// Connected says whether a session is open.
+	Connected bool
+	// Epoch is the epoch of the open session, or of the last.
+	Epoch uint64
+	// Err says why none is open, in words.
+	Err string
+	// ClockOffset is the server's clock minus the node's, when last heard.
+	ClockOffset time.Duration
+}
+
+// Session keeps one stream open. Its methods are safe for concurrent use; Run
+// is called once.
+type Session struct {
+	cfg Config
+	log *slog.Logger
+
+	mu     sync.Mutex
+	status Status // guarded by mu
+}
+
+// New returns a session that does nothing until Run.
+func New(cfg Config) *Session {
+	if cfg.Dial == nil {
+		dialer := &net.Dialer{Timeout: 20 * time.Second}
+		cfg.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", address)
+		}
+	}
+	return &Session{cfg: cfg, log: cfg.Logger}
+}
+
+// Status returns how the session is.
+func (s *Session) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+// Run keeps a session open until ctx ends, and returns nil then. No fault of
+// the server, the network or the identity ends it.
+func (s *Session) Run(ctx context.Context) error {
+	var pause backoff
+	for ctx.Err() == nil {
+		id, err := s.identity(ctx)
+		if err != nil {
+			s.failed(err)
+			if !wait(ctx, pause.next(), nil) {
+				break
+			}
+			continue
+		}
+		begun := time.Now()
+		ended := s.once(ctx, id)
+		if ctx.Err() != nil {
+			break
+		}
+		s.failed(ended.err)
+		if ended.welcomed && time.Since(begun) >= steady {
+			pause.reset()
+		}
+		if ended.welcomed && ended.planned() {
+			s.log.InfoContext(ctx, "session ends to begin anew", "reason", ended.err.Error())
+			continue
+		}
+		delay := pause.after(ended.retryAfter())
+		s.log.WarnContext(ctx, "no session", "server", id.Server, "err", ended.err, "retry_in", delay.Round(time.Millisecond))
+		wait(ctx, delay, id.Replaced)
+	}
+	s.failed(errStopped)
+	return nil
+}
+
+var errStopped = errors.New("the agent stops")
+
+func (s *Session) identity(ctx context.Context) (Identity, error) {
+	s.mu.Lock()
+	if s.status.Err == "" {
+		s.status.Err = "the node has no identity yet"
+	}
+	s.mu.Unlock()
+	return s.cfg.Identities.Identity(ctx)
+}
+
+func (s *Session) failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Connected = false
+	s.status.Err = err.Error()
+}
+
+func (s *Session) opened(epoch uint64, offset time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Connected, s.status.Epoch, s.status.Err = true, epoch, ""
+	s.status.ClockOffset = offset
+}
+
+func (s *Session) serverTime(server, local time.Time) {
+	s.mu.Lock()
+	s.status.ClockOffset = server.Sub(local)
+	s.mu.Unlock()
+	if s.cfg.ServerTime != nil {
+		s.cfg.ServerTime(server, local)
+	}
+}
+
+// wait returns true after d or once early is closed, and false when ctx ends.
+func wait(ctx context.Context, d time.Duration, early <-chan struct{}) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	case <-early:
+		return true
+	}
+}

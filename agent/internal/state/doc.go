@@ -1,0 +1,48 @@
+// Package state is the agent's durable memory: the journal of its tasks, the
+// frames that the control plane has not yet acknowledged, the task ids it has
+// seen, and the intents it restores by itself. It is the only package of the
+// agent that touches bbolt.
+//
+// # On disk
+//
+// All records are protobuf messages of millwright.agent.v1 unless the drawing
+// says otherwise; numbers are big endian.
+//
+//	state.db (0600)
+//	├── meta
+//	│   ├── version            schema version, in decimal
+//	│   ├── journal            JournalMeta
+//	│   ├── head               seq of the last frame, 8 bytes, and its SHA-256
+//	│   ├── acked              seq of the last acknowledged frame, 8 bytes
+//	│   └── boot               boot id in which the intents were last seen to
+//	├── tasks    <task id>                    TaskRecord
+//	├── open     <task id>                    state, 1 byte: tasks that have not ended
+//	├── order    <accept seq>                 task id: for lists, the newest first
+//	├── steps    <task id> / <step, 4 bytes>  StepRecord
+//	├── seen     <task id>                    SeenRecord
+//	├── forget   <unix second> <task id>      empty: seen ids by when they are forgotten
+//	├── intents  <key>                        IntentRecord
+//	├── frames   <seq>                        the frame, as it is hashed and sent
+//	├── closing  <seq of the last event>      task id: ended, and not yet acknowledged
+//	└── outputs  <task id> / <step, 4 bytes>  empty: commands whose output is not all uploaded
+//
+//	state.mark (0600)
+//	└── two slots of 512 bytes, written in turn: CRC-32C, length, JournalMark
+//
+// # Commits
+//
+// [Store.Update] commits in groups: callers that arrive while a commit is under
+// way share the next one, and each returns only once its own change is durable.
+// A closure's writes are kept aside until it returns, so that one that fails
+// changes nothing and spoils no other. There is no goroutine: the first caller
+// in line commits for those behind it.
+//
+// # The mark
+//
+// bbolt can lose its last commit without an error when a meta page is damaged,
+// and opens an empty file as a fresh database. Therefore each commit also
+// rewrites a high-water mark in a file of its own, before its callers are told.
+// A state file that is missing or older than its mark is not taken for a first
+// start: a new journal begins, with a floor below which nothing is carried out,
+// and the old file, if there is one, is set aside and never deleted.
+package state

@@ -1,0 +1,36 @@
+package state
+
+import (
+	"errors"
+	"syscall"
+)
+
+var (
+	// ErrLocked is returned by [Open] when another process holds the file.
+	ErrLocked = errors.New("another process holds the state file")
+	// ErrNewerSchema is returned by [Open] for a file that a newer agent wrote.
+	ErrNewerSchema = errors.New("the state file was written by a newer agent")
+	// ErrClosed is returned once the store is closed.
+	ErrClosed = errors.New("the state file is closed")
+	// ErrNotFound is returned for a record that is not there.
+	ErrNotFound = errors.New("not found")
+	// ErrWrite is wrapped by the error of a change that could not be made
+	// durable. Whether it is durable nevertheless is not known.
+	ErrWrite = errors.New("the change could not be made durable")
+	// ErrAckAhead is returned for an acknowledgement of a frame that was never
+	// written.
+	ErrAckAhead = errors.New("acknowledged beyond the last frame")
+	// ErrInvariant is wrapped by what [Store.Check] finds.
+	ErrInvariant = errors.New("the journal contradicts itself")
+)
+
+// DiskFull reports whether err says that the disk has no room, no quota or
+// cannot be written at all.
+func DiskFull(err error) bool {
+	for _, e := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,96 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	bolt "go.etcd.io/bbolt"
+)
+
+// migrations bring a file from one schema version to the next; the version is
+// how many have been applied. They only grow.
+var migrations = []func(*bolt.Tx) error{
+	func(tx *bolt.Tx) error { // 1: the buckets
+		for _, b := range [][]byte{
+			bucketMeta, bucketTasks, bucketOpen, bucketOrder, bucketSteps, bucketSeen, bucketForget,
+			bucketIntents, bucketFrames, bucketClosing, bucketOutputs,
+		} {
+			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
+				return err
+			}
+		}
+		return nil
+	},
+}
+
+var (
+	keyVersion  = []byte("version")
+	errNoSchema = errors.New("no schema version")
+)
+
+func readVersion(tx *bolt.Tx) (int, error) {
+	b := tx.Bucket(bucketMeta)
+	if b == nil {
+		return 0, errNoSchema
+	}
+	n, err := strconv.Atoi(string(b.Get(keyVersion)))
+	if err != nil || n < 1 {
+		return 0, errNoSchema
+	}
+	return n, nil
+}
+
+func writeVersion(tx *bolt.Tx, n int) error {
+	return tx.Bucket(bucketMeta).Put(keyVersion, []byte(strconv.Itoa(n)))
+}
+
+// migrate brings the file to the newest schema, in one transaction, after it
+// has made a copy of it. It refuses a file that is newer.
+func migrate(db *bolt.DB, steps []func(*bolt.Tx) error) error {
+	have := 0
+	err := db.View(func(tx *bolt.Tx) error {
+		var err error
+		have, err = readVersion(tx)
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case have > len(steps):
+		return fmt.Errorf("schema version %d of %s, and this agent knows %d: %w; install the newer agent again",
+			have, db.Path(), len(steps), ErrNewerSchema)
+	case have == len(steps):
+		return nil
+	}
+	if err := backup(db, fmt.Sprintf("%s.v%d.bak", db.Path(), have)); err != nil {
+		return err
+	}
+	return db.Update(func(tx *bolt.Tx) error {
+		for i := have; i < len(steps); i++ {
+			if err := steps[i](tx); err != nil {
+				return fmt.Errorf("migrate state to schema version %d: %w", i+1, err)
+			}
+		}
+		return writeVersion(tx, len(steps))
+	})
+}
+
+// backup copies the file durably.
+func backup(db *bolt.DB, path string) error {
+	err := db.View(func(tx *bolt.Tx) error { return tx.CopyFile(path, 0o600) })
+	if err != nil {
+		return fmt.Errorf("copy state file before migration: %w", err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("open copy of the state file: %w", err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("sync copy of the state file: %w", err)
+	}
+	return syncDir(filepath.Dir(path))
+}

@@ -1,0 +1,392 @@
+package state
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/millwright/agent/internal/clock"
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+)
+
+const (
+	dbName   = "state.db"
+	markName = "state.mark"
+
+	defaultLockTimeout = 5 * time.Second
+	// mmapSize is address space, not memory: a remap would wait for readers.
+	mmapSize = 512 << 20
+)
+
+// Config is what a store needs. Fields without "optional" must be set.
+type Config struct {
+	// Dir is the directory of the files. It is made, 0700, when missing.
+	Dir string
+	// Node is the node's name.
+	Node string
+	// Generation is the enrolment generation.
+	Generation uint64
+	// BootID is the kernel's boot id.
+	BootID string
+	// Clock tells the time.
+	Clock clock.Clock
+	// Logger is told when a journal begins anew.
+	Logger *slog.Logger
+	// JustJoined says that the node joined in this start, so that there cannot
+	// be a journal yet. Otherwise a missing file is a lost journal.
+	JustJoined bool
+	// JoinFloor is the floor of the join bundle.
+	JoinFloor time.Time
+	// IdentityNotBefore is the NotBefore of the node's SVID: a journal that was
+	// lost gets a floor no lower than it. Optional.
+	IdentityNotBefore time.Time
+	// LockTimeout is how long to wait for another process; optional, 5 s.
+	LockTimeout time.Duration
+}
+
+// Store is the open state. Its methods are safe for concurrent use.
+type Store struct {
+	cfg  Config
+	db   *bolt.DB
+	mark *markFile
+
+	condemned bool // touched only by the one who commits
+
+	mu     sync.Mutex // guards queue, busy and closed
+	queue  []*change
+	busy   bool
+	closed bool
+
+	news    sync.Mutex    // guards changed and sizes
+	changed chan struct{} // closed, and made anew, when frames were appended
+	sizes   sizes
+}
+
+// Open opens the state in cfg.Dir and begins a new journal where there is none
+// that can be trusted. It wraps [ErrLocked] or [ErrNewerSchema] when the file
+// must not be touched.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	if cfg.LockTimeout == 0 {
+		cfg.LockTimeout = defaultLockTimeout
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make state directory: %w", err)
+	}
+	mark, err := openMark(filepath.Join(cfg.Dir, markName))
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{cfg: cfg, mark: mark, changed: make(chan struct{})}
+	if err := s.open(ctx); err != nil {
+		mark.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Store) open(ctx context.Context) error {
+	path := filepath.Join(s.cfg.Dir, dbName)
+	reason, err := s.judge(path)
+	if err != nil {
+		return err
+	}
+	if reason != taskv1.JournalReason_JOURNAL_REASON_UNSPECIFIED {
+		if err := s.begin(ctx, path, reason); err != nil {
+			return err
+		}
+	}
+	if err := s.load(); err != nil {
+		s.db.Close()
+		return err
+	}
+	return nil
+}
+
+// judge opens the file, or says why a new journal must begin. In that case the
+// old file, if there was one, has been set aside.
+func (s *Store) judge(path string) (taskv1.JournalReason, error) {
+	const use = taskv1.JournalReason_JOURNAL_REASON_UNSPECIFIED
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if s.cfg.JustJoined && s.mark.last.GetGeneration() != s.cfg.Generation {
+			return taskv1.JournalReason_JOURNAL_REASON_JOINED, nil
+		}
+		return taskv1.JournalReason_JOURNAL_REASON_MISSING, nil
+	case err != nil:
+		return use, fmt.Errorf("look at state file: %w", err)
+	case !info.Mode().IsRegular() || info.Size() == 0:
+		// bbolt would take an empty file for a fresh database.
+		return taskv1.JournalReason_JOURNAL_REASON_CORRUPT, s.setAside(path, "corrupt")
+	}
+	db, err := openBolt(path, s.cfg.LockTimeout)
+	switch {
+	case errors.Is(err, berrors.ErrTimeout):
+		return use, fmt.Errorf("open %s: %w; is another millwrightd running?", path, ErrLocked)
+	case errors.Is(err, os.ErrPermission):
+		return use, fmt.Errorf("open state file: %w", err)
+	case err != nil:
+		s.cfg.Logger.Error("state file cannot be read", "path", path, "err", err)
+		return taskv1.JournalReason_JOURNAL_REASON_CORRUPT, s.setAside(path, "corrupt")
+	}
+	reason, err := s.compare(db)
+	if err != nil || reason == use {
+		s.db = db
+		if err != nil {
+			db.Close()
+		}
+		return use, err
+	}
+	if err := db.Close(); err != nil {
+		return use, fmt.Errorf("close state file: %w", err)
+	}
+	return reason, s.setAside(path, asideNames[reason])
+}
+
+var asideNames = map[taskv1.JournalReason]string{
+	taskv1.JournalReason_JOURNAL_REASON_CORRUPT:     "corrupt",
+	taskv1.JournalReason_JOURNAL_REASON_ROLLED_BACK: "rolled-back",
+	taskv1.JournalReason_JOURNAL_REASON_JOINED:      "former-enrolment",
+}
+
+// openBolt turns a panic on a damaged file into an error.
+func openBolt(path string, timeout time.Duration) (db *bolt.DB, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("open state file: %v", r)
+		}
+	}()
+	db, err = bolt.Open(path, 0o600, &bolt.Options{
+		Timeout:         timeout,
+		NoFreelistSync:  true,
+		FreelistType:    bolt.FreelistMapType,
+		InitialMmapSize: mmapSize,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open state file: %w", err)
+	}
+	return db, nil
+}
+
+// compare holds the open file against its mark and the enrolment.
+func (s *Store) compare(db *bolt.DB) (reason taskv1.JournalReason, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if r := recover(); r != nil {
+			s.cfg.Logger.Error("state file cannot be read", "panic", fmt.Sprint(r))
+			reason, err = taskv1.JournalReason_JOURNAL_REASON_CORRUPT, nil
+		}
+	}()
+	if err := migrate(db, migrations); err != nil {
+		if errors.Is(err, errNoSchema) {
+			return taskv1.JournalReason_JOURNAL_REASON_CORRUPT, nil
+		}
+		return 0, err
+	}
+	err = view(db, func(tx *Tx) error {
+		meta, err := tx.Journal()
+		if err != nil {
+			reason = taskv1.JournalReason_JOURNAL_REASON_CORRUPT
+			return nil
+		}
+		head, err := tx.head()
+		if err != nil {
+			reason = taskv1.JournalReason_JOURNAL_REASON_CORRUPT
+			return nil
+		}
+		reason = s.verdict(meta, head.seq, uint64(tx.bolt.ID()))
+		return nil
+	})
+	return reason, err
+}
+
+func (s *Store) verdict(meta *agentv1.JournalMeta, seq, transaction uint64) taskv1.JournalReason {
+	m := s.mark.last
+	switch {
+	case m.GetCondemned():
+		return taskv1.JournalReason_JOURNAL_REASON_ROLLED_BACK
+	case meta.GetNode() != s.cfg.Node || meta.GetGeneration() != s.cfg.Generation:
+		return taskv1.JournalReason_JOURNAL_REASON_JOINED
+	case m == nil:
+		return 0 // it was made, and the agent died before its first mark
+	case meta.GetJournalId() != m.GetJournalId():
+		// The same, after another journal: it holds nothing but its opening.
+		if meta.GetPreviousJournalId() == m.GetJournalId() && seq == 1 {
+			return 0
+		}
+		return taskv1.JournalReason_JOURNAL_REASON_ROLLED_BACK
+	case seq < m.GetSeq() || transaction < m.GetTransaction():
+		return taskv1.JournalReason_JOURNAL_REASON_ROLLED_BACK
+	}
+	return 0
+}
+
+// setAside renames a file that is not used any more; nothing is ever deleted.
+func (s *Store) setAside(path, why string) error {
+	base := fmt.Sprintf("%s.%s.%d", path, why, s.cfg.Clock.Now().Unix())
+	for i := 0; ; i++ {
+		to := base
+		if i > 0 {
+			to += "." + strconv.Itoa(i)
+		}
+		if _, err := os.Lstat(to); err == nil {
+			continue
+		}
+		if err := os.Rename(path, to); err != nil {
+			return fmt.Errorf("set state file aside: %w", err)
+		}
+		s.cfg.Logger.Error("state file set aside", "path", to, "why", why)
+		return syncDir(s.cfg.Dir)
+	}
+}
+
+// begin makes a state file that holds a new journal. It appears under its name
+// only when it is whole.
+func (s *Store) begin(ctx context.Context, path string, reason taskv1.JournalReason) error {
+	temp := path + ".new"
+	if err := os.Remove(temp); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove unfinished state file: %w", err)
+	}
+	db, err := openBolt(temp, s.cfg.LockTimeout)
+	if err != nil {
+		return err
+	}
+	meta := s.newMeta(reason)
+	err = db.Update(func(btx *bolt.Tx) error {
+		for i, m := range migrations {
+			if err := m(btx); err != nil {
+				return fmt.Errorf("make schema version %d: %w", i+1, err)
+			}
+		}
+		tx := newTx(btx, s.cfg)
+		if err := writeVersion(btx, len(migrations)); err != nil {
+			return err
+		}
+		if err := tx.putJournal(meta); err != nil {
+			return err
+		}
+		if err := tx.putHead(head{hash: firstHash(meta)}); err != nil {
+			return err
+		}
+		_, err := tx.Append(&taskv1.Event{Payload: &taskv1.Event_JournalOpened{JournalOpened: &taskv1.JournalOpened{
+			PreviousJournalId: meta.GetPreviousJournalId(),
+			Reason:            reason,
+			Floor:             meta.GetFloor(),
+			Generation:        meta.GetGeneration(),
+		}}})
+		if err != nil {
+			return err
+		}
+		return tx.flush()
+	})
+	if cerr := db.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Errorf("write new journal: %w", err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return fmt.Errorf("put new state file in place: %w", err)
+	}
+	if err := syncDir(s.cfg.Dir); err != nil {
+		return err
+	}
+	s.cfg.Logger.InfoContext(ctx, "new journal", "journal_id", meta.GetJournalId(), "reason", reason.String(),
+		"floor", meta.GetFloor().AsTime(), "previous_journal_id", meta.GetPreviousJournalId())
+	s.db, err = openBolt(path, s.cfg.LockTimeout)
+	return err
+}
+
+func (s *Store) newMeta(reason taskv1.JournalReason) *agentv1.JournalMeta {
+	now := s.cfg.Clock.Now()
+	floor := s.cfg.JoinFloor
+	if reason != taskv1.JournalReason_JOURNAL_REASON_JOINED {
+		floor = latest(now, s.mark.last.GetWallTime().AsTime(), s.cfg.IdentityNotBefore, floor)
+	}
+	return &agentv1.JournalMeta{
+		JournalId:         uuid.NewString(),
+		Node:              s.cfg.Node,
+		Generation:        s.cfg.Generation,
+		Floor:             timestamppb.New(floor),
+		CreateTime:        timestamppb.New(now),
+		InstanceId:        uuid.NewString(),
+		PreviousJournalId: s.mark.last.GetJournalId(),
+		ClockHighWater:    timestamppb.New(latest(now, s.mark.last.GetWallTime().AsTime())),
+	}
+}
+
+func latest(ts ...time.Time) time.Time {
+	var out time.Time
+	for _, t := range ts {
+		if t.After(out) {
+			out = t
+		}
+	}
+	return out
+}
+
+// firstHash is what the first frame of a journal chains to.
+func firstHash(m *agentv1.JournalMeta) []byte {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\x00%d\x00%s", m.GetNode(), m.GetGeneration(), m.GetPreviousJournalId())
+	return h.Sum(nil)
+}
+
+// load reads what is kept in memory and brings the mark up to the file.
+func (s *Store) load() error {
+	err := view(s.db, func(tx *Tx) error {
+		var err error
+		s.sizes, err = tx.sizes()
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read state file: %w", err)
+	}
+	return s.raiseMark()
+}
+
+// Close ends the store after the changes under way. Later ones are refused
+// with [ErrClosed].
+func (s *Store) Close() error {
+	s.mu.Lock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
+		return nil
+	}
+	// It waits in line behind all that were before it.
+	if err := s.enqueue(&change{turn: make(chan bool, 1)}, true); err != nil {
+		return err
+	}
+	if err := s.db.Close(); err != nil {
+		return fmt.Errorf("close state file: %w", err)
+	}
+	return s.mark.close()
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("open state directory: %w", err)
+	}
+	defer d.Close()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("sync state directory: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuaas/millwright/agent/internal/enrol"
+	"github.com/gpuaas/millwright/agent/internal/executor"
+	"github.com/gpuaas/millwright/agent/internal/gate"
+	nodehost "github.com/gpuaas/millwright/agent/internal/host"
+	"github.com/gpuaas/millwright/agent/internal/output"
+	"github.com/gpuaas/millwright/agent/internal/session"
+	"github.com/gpuaas/millwright/agent/internal/state"
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	"github.com/gpuaas/millwright/tasks"
+)
+
+// errNewJournal ends a node's work so that it begins anew with another journal.
+var errNewJournal = errors.New("a new journal must begin")
+
+// node is a node that has joined and whose journal is open.
+type node struct {
+	cfg       Config
+	log       *slog.Logger
+	enrolment *enrol.Enrolment
+	machine   *nodehost.Node
+	hosts     Hosts
+	store     *state.Store
+	executor  *executor.Executor
+	session   *session.Session
+	uploader  *output.Uploader
+	health    *health
+	bootID    string
+	floor     time.Time
+	condemned chan struct{} // holds a token once the journal is to be replaced
+}
+
+// work opens the journal and works with it until ctx ends or the journal must
+// be replaced.
+func (a *Agent) work(ctx context.Context, e *enrol.Enrolment, joined bool) (err error) {
+	n := &node{cfg: a.cfg, log: a.log, enrolment: e, condemned: make(chan struct{}, 1)}
+	n.machine = nodehost.New(nodehost.Config{
+		StateDir: a.cfg.StateDir, Executable: a.cfg.Executable, Clock: a.cfg.Clock, Logger: a.log.With("component", "host"),
+	})
+	defer func() { err = errors.Join(err, n.close(ctx)) }()
+	n.hosts = a.cfg.Hosts
+	if n.hosts == nil {
+		n.hosts = n.machine
+	}
+	if n.bootID, err = n.hosts.Prober().BootID(ctx); err != nil {
+		return fmt.Errorf("read boot id: %w", err)
+	}
+	if n.store, err = state.Open(ctx, state.Config{
+		Dir: a.cfg.StateDir, Node: e.Node(), Generation: e.Generation(), BootID: n.bootID,
+		Clock: a.cfg.Clock, Logger: a.log.With("component", "state"),
+		JustJoined: joined, JoinFloor: e.Floor(), IdentityNotBefore: e.NotBefore(),
+	}); err != nil {
+		return err
+	}
+	if err := n.build(); err != nil {
+		return err
+	}
+	a.started(n)
+	defer a.stopped(errors.New("the agent stops"))
+	a.cfg.Notify("STATUS=node " + e.Node())
+	return n.run(ctx)
+}
+
+// build makes the parts. Nothing of them runs yet.
+func (n *node) build() error {
+	component := func(name string) *slog.Logger { return n.log.With("component", name) }
+	if err := n.readFloor(); err != nil {
+		return err
+	}
+	g := gate.New(gate.Config{
+		Node: n.enrolment.Node(), Root: n.enrolment.Trust, Policy: n.cfg.PolicyFile, Registry: n.cfg.Registry,
+		Floor: n.floor, Clock: n.cfg.Clock, Logger: component("gate"),
+	})
+	n.executor = executor.New(executor.Config{
+		Journal: n.store, Gate: g, Hosts: n.hosts, Registry: n.cfg.Registry,
+		Clock: n.cfg.Clock, Logger: component("executor"), BootID: n.bootID,
+	})
+	n.uploader = output.New(output.Config{
+		Files: files{n.machine}, Ledger: ledger{n}, Clock: n.cfg.Clock, Logger: component("output"),
+		BytesPerSecond: n.cfg.OutputBytesPerSecond, Retention: n.cfg.OutputRetention,
+	})
+	n.health = &health{node: n}
+	n.session = session.New(session.Config{
+		Identities: identity{n.enrolment, n.cfg.Clock}, Journal: journal{n.executor, n}, Tasks: n.executor, Trust: trust{n.enrolment},
+		Node: n.health, Clock: n.cfg.Clock, Logger: component("session"), Version: n.cfg.Version,
+		Kinds: kinds(n.cfg.Registry), Credits: executor.Credits,
+		Alongside: n.uploader.Serve, Wanted: n.uploader.Want, Dial: n.cfg.Dial,
+	})
+	return nil
+}
+
+// run runs the parts until ctx ends or one of them fails.
+func (n *node) run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return n.enrolment.Run(ctx) })
+	g.Go(func() error { return n.executor.Run(ctx) })
+	g.Go(func() error { return n.session.Run(ctx) })
+	g.Go(func() error { return n.uploader.Run(ctx) })
+	g.Go(func() error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-n.condemned:
+			return errNewJournal
+		}
+	})
+	return g.Wait()
+}
+
+// close ends what holds the machine and the file, also after ctx has ended.
+func (n *node) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	err := n.machine.Close(ctx)
+	if n.store != nil {
+		err = errors.Join(err, n.store.Close())
+	}
+	return err
+}
+
+// readFloor finds the time at or before which nothing may have been issued.
+func (n *node) readFloor() error {
+	n.floor = n.enrolment.Floor()
+	err := n.store.View(func(tx *state.Tx) error {
+		meta, err := tx.Journal()
+		if t := meta.GetFloor().AsTime(); err == nil && t.After(n.floor) {
+			n.floor = t
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read floor of the journal: %w", err)
+	}
+	return nil
+}
+
+// alive returns an error when the journal does not answer.
+func (n *node) alive(ctx context.Context) error {
+	answered := make(chan error, 1)
+	var g errgroup.Group
+	g.Go(func() error {
+		answered <- n.store.View(func(tx *state.Tx) error { _, err := tx.Head(); return err })
+		return nil
+	})
+	n.session.Status()
+	timer := time.NewTimer(n.cfg.Watchdog / 3)
+	defer timer.Stop()
+	select {
+	case err := <-answered:
+		return err
+	case <-ctx.Done():
+		return nil
+	case <-timer.C:
+		return errors.New("the journal does not answer")
+	}
+}
+
+func kinds(r *tasks.Registry) []*agentv1.KindSupport {
+	var out []*agentv1.KindSupport
+	for _, k := range r.Kinds() {
+		out = append(out, &agentv1.KindSupport{Kind: k.Kind, Revision: k.Revision})
+	}
+	return out
+}
