@@ -1,0 +1,150 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthgrpc "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/gpuaas/millwright/pki"
+	"github.com/gpuaas/millwright/pki/ca"
+	"github.com/gpuaas/millwright/pki/trustroot"
+	agentpb "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	nodepb "github.com/gpuaas/millwright/proto/millwright/node/v1"
+	taskpb "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
+
+	"github.com/gpuaas/millwright/controlplane/internal/admit"
+	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
+	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
+	"github.com/gpuaas/millwright/controlplane/internal/fleet"
+	"github.com/gpuaas/millwright/controlplane/internal/output"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/agentv1"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/enrolv1"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/nodev1"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/taskv1"
+	"github.com/gpuaas/millwright/controlplane/internal/store"
+	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
+)
+
+// site is what the parts of one server share.
+type site struct {
+	cfg    Config
+	db     *boltstore.Store
+	root   *trustroot.Root
+	ca     *ca.CA
+	id     pki.ID
+	log    *eventlog.Log
+	output *output.Store
+}
+
+// assemble makes the parts. It is the one place that knows all of them.
+func (s *Server) assemble(ctx context.Context, db *boltstore.Store) (*parts, error) {
+	w, err := s.site(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	p := &parts{stopping: make(chan struct{}), health: health.NewServer()}
+	p.alive = func(ctx context.Context) error {
+		return db.Update(ctx, func(store.View) (*store.Change, error) { return nil, nil })
+	}
+	p.dispatch = dispatch.New(dispatch.Config{
+		Log: w.log, Reader: db, TrustUpdates: w.root.Since, Logger: w.cfg.Logger.With("component", "dispatch"),
+		Actor: w.id.String(), Version: w.cfg.Version, Heartbeat: w.cfg.Heartbeat, Sweep: w.cfg.Sweep, Now: w.cfg.Now,
+	})
+	p.fleet = fleet.New(fleet.Config{
+		Log: w.log, Reader: db, Sessions: p.dispatch, Logger: w.cfg.Logger.With("component", "fleet"),
+		Actor: w.id.String(), NodeID: w.nodeID, Now: w.cfg.Now,
+	})
+	if err := p.fleet.Load(ctx); err != nil {
+		return nil, err
+	}
+	return p, w.services(p)
+}
+
+// site opens what the parts share.
+func (s *Server) site(ctx context.Context, db *boltstore.Store) (*site, error) {
+	row, root, err := readCluster(ctx, db)
+	if err != nil {
+		return nil, fmt.Errorf("read cluster from %s: %w", s.cfg.storePath(), err)
+	}
+	w := &site{cfg: s.cfg, db: db, root: root}
+	if w.id, err = pki.NewID(row.GetTrustDomain(), pki.RoleServer, row.GetServerId()); err != nil {
+		return nil, err
+	}
+	if w.ca, err = ca.Load(s.cfg.caDir(), ca.Config{TrustDomain: row.GetTrustDomain(), Now: s.cfg.Now}); err != nil {
+		return nil, err
+	}
+	if w.output, err = output.Open(s.cfg.outputDir()); err != nil {
+		return nil, err
+	}
+	w.log = eventlog.New(eventlog.Config{
+		Writer: db, Now: s.cfg.Now, Spec: specOf(s.cfg.Registry), Authorizer: authorizer(root),
+		Verify: func(env *taskpb.Envelope, signed *taskpb.SignedLeaf) error {
+			_, err := root.VerifyTaskSet(env, signed)
+			return err
+		},
+	})
+	return w, nil
+}
+
+// services registers the services, behind the chain that every call passes.
+func (w *site) services(p *parts) error {
+	log := w.cfg.Logger
+	policy := intercept.Default()
+	chain := intercept.New(intercept.Config{
+		Policy: policy, Members: p.fleet, Auditor: intercept.NewLogAuditor(log.With("component", "audit")),
+		Limits: intercept.DefaultLimits(), Log: log.With("component", "rpc"), Now: w.cfg.Now,
+	})
+	tls := pki.TLS{Source: ca.NewSource(w.ca, w.id, certificateTTL), TrustDomain: w.id.TrustDomain, Now: w.cfg.Now}
+	root := func() *trustroot.Root { return w.root }
+	p.grpc = grpc.NewServer(chain.ServerOptions(tls)...)
+	healthgrpc.RegisterHealthServer(p.grpc, p.health)
+	agentpb.RegisterAgentServiceServer(p.grpc, agentv1.New(agentv1.Config{
+		Sessions: p.dispatch, Outputs: w.output, Members: p.fleet, Reader: w.db,
+		Logger: log.With("component", "output"), Stopping: p.stopping,
+	}))
+	agentpb.RegisterEnrolmentServiceServer(p.grpc, enrolv1.New(enrolv1.Config{
+		TrustDomain: w.id.TrustDomain, NodeTTL: w.cfg.NodeTTL, Tokens: p.fleet, Issuer: w.ca, Trust: w,
+		Log: log.With("component", "enrolment"), Now: w.cfg.Now,
+	}))
+	taskpb.RegisterTaskServiceServer(p.grpc, taskv1.New(taskv1.Config{
+		Log: w.log, Reader: w.db, Sessions: p.dispatch, Outputs: w.output,
+		Admit: admit.New(admit.Config{Registry: w.cfg.Registry, Root: root, Now: w.cfg.Now}),
+		Spec:  specOf(w.cfg.Registry), Actor: w.id.String(), Stopping: p.stopping,
+	}))
+	nodepb.RegisterNodeServiceServer(p.grpc, nodev1.New(nodev1.Config{
+		Fleet: p.fleet, Root: root, NodeAddress: w.cfg.AdvertiseAddress, Version: w.cfg.Version, Now: w.cfg.Now,
+	}))
+	return policy.Covers(p.grpc.GetServiceInfo())
+}
+
+// TrustChain implements [enrolv1.TrustChain].
+func (w *site) TrustChain(context.Context) ([]*taskpb.Envelope, error) { return w.root.Chain(), nil }
+
+func (w *site) nodeID(name string) string {
+	return pki.ID{TrustDomain: w.id.TrustDomain, Role: pki.RoleNode, Name: name}.String()
+}
+
+// specOf decodes the spec of a leaf; nil when its kind is not known.
+func specOf(registry *tasks.Registry) func(*taskpb.TaskLeaf) *anypb.Any {
+	return func(leaf *taskpb.TaskLeaf) *anypb.Any {
+		kind, err := registry.Kind(leaf.GetKind())
+		if err != nil {
+			return nil
+		}
+		spec, err := kind.DecodeSpec(leaf.GetRevision(), leaf.GetSpec())
+		if err != nil {
+			return nil
+		}
+		out, err := anypb.New(spec)
+		if err != nil {
+			return nil
+		}
+		return out
+	}
+}

@@ -1,0 +1,51 @@
+// Package controlplane is the server: it wires the store, the event log, the
+// sessions of nodes and the services together, founds a server's state and runs
+// it.
+package controlplane
+
+import (
+	"log/slog"
+	"net"
+	"path/filepath"
+	"time"
+
+	"github.com/gpuaas/millwright/tasks"
+)
+
+// Config is a server. The fields after Logger may be left zero.
+type Config struct {
+	// StateDir holds all that the server keeps: store.db, ca/ and output/.
+	StateDir string
+	// Listen is the address of the gRPC port, as host:port.
+	Listen string
+	// HTTPListen is the address of /healthz and /readyz, as host:port.
+	HTTPListen string
+	// AdvertiseAddress is the address that nodes and operators dial, as
+	// host:port.
+	AdvertiseAddress string
+	// Registry knows the kinds.
+	Registry *tasks.Registry
+	// Logger gets what an operator of the server should know.
+	Logger *slog.Logger
+
+	// Version is the server's version.
+	Version string
+	// Heartbeat is how often each side of a session says something; 0 means 15
+	// seconds.
+	Heartbeat time.Duration
+	// Sweep is how often sessions and the queue are looked at; 0 means a second.
+	Sweep time.Duration
+	// NodeTTL is the life of a node's certificate; 0 means a day.
+	NodeTTL time.Duration
+	// Listener and HTTPListener are used in place of Listen and HTTPListen, and
+	// closed.
+	Listener, HTTPListener net.Listener
+	// Now is the wall clock; nil means time.Now.
+	Now func() time.Time
+}
+
+func (c *Config) storePath() string { return filepath.Join(c.StateDir, "store.db") }
+
+func (c *Config) caDir() string { return filepath.Join(c.StateDir, "ca") }
+
+func (c *Config) outputDir() string { return filepath.Join(c.StateDir, "output") }

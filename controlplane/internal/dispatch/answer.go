@@ -1,0 +1,66 @@
+package dispatch
+
+import (
+	"context"
+	"fmt"
+
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
+	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
+)
+
+// answer takes a node's answer to an assignment. That it accepted is said again
+// by the event, which carries what a server needs to know the task.
+func (d *Dispatcher) answer(ctx context.Context, s *session, a *agentv1.AssignmentAnswer) error {
+	s.mu.Lock()
+	taskID, known := s.sent[a.GetAssignmentId()]
+	delete(s.sent, a.GetAssignmentId())
+	s.mu.Unlock()
+	if !known || a.GetAccepted() != nil {
+		return nil
+	}
+	if err := d.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error { return d.answered(tx, s, taskID, a) }); err != nil {
+		return unavailable(s, "store an answer", err)
+	}
+	crash.Point("server.answer.committed")
+	s.want(func() { s.assignDue = true })
+	return nil
+}
+
+func (d *Dispatcher) answered(tx *eventlog.Tx, s *session, taskID string, a *agentv1.AssignmentAnswer) error {
+	row, err := tx.Task(taskID)
+	if err != nil {
+		return err
+	}
+	if row.GetTask().GetState() != taskv1.TaskState_TASK_STATE_ASSIGNED || row.GetAssignmentId() != a.GetAssignmentId() {
+		return nil // its events have said more already
+	}
+	switch p := a.GetAnswer().(type) {
+	case *agentv1.AssignmentAnswer_Refused:
+		return tx.Append(s.peer.ID, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskRefused{TaskRefused: &auditv1.TaskRefused{
+			TaskId: taskID, Node: s.peer.Node, Answer: p.Refused}}})
+	case *agentv1.AssignmentAnswer_Deferred:
+		if err := tx.Append(s.peer.ID, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskDeferred{TaskDeferred: &auditv1.TaskDeferred{
+			TaskId: taskID, Node: s.peer.Node, Answer: p.Deferred}}}); err != nil {
+			return err
+		}
+		return cancelQueued(tx, d.cfg.Actor, taskID)
+	}
+	return fmt.Errorf("answer to assignment %s says nothing", a.GetAssignmentId())
+}
+
+// cancelQueued ends a task that came back to the queue after someone had asked
+// to cancel it.
+func cancelQueued(tx *eventlog.Tx, actor, taskID string) error {
+	row, err := tx.Task(taskID)
+	if err != nil || !row.GetTask().GetCancelRequested() || row.GetTask().GetState() != taskv1.TaskState_TASK_STATE_QUEUED {
+		return err
+	}
+	return tx.Append(actor, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskDecided{TaskDecided: &auditv1.TaskDecided{
+		TaskId: taskID, Node: row.GetTask().GetNode(), State: taskv1.TaskState_TASK_STATE_CANCELLED,
+		Reason: "CANCELLED", Message: "cancelled before the node took it",
+	}}})
+}

@@ -1,0 +1,214 @@
+// Package fleet is the nodes: who belongs to the cluster, how a host joins and
+// how a node leaves, and what is known of each.
+package fleet
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
+	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
+
+	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
+	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/enrolv1"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
+	"github.com/gpuaas/millwright/controlplane/internal/store"
+)
+
+// tokenBytes is the size of the random part of a join token.
+const tokenBytes = 32
+
+// Log is where decisions are committed.
+type Log interface {
+	// Commit is [eventlog.Log.Commit].
+	Commit(ctx context.Context, decide func(*eventlog.Tx) error) error
+}
+
+// Sessions are the streams of nodes.
+type Sessions interface {
+	// Cut ends a node's session.
+	Cut(node, reason, message string)
+	// Contact returns when a node was last heard, if it has a session.
+	Contact(node string) (dispatch.Contact, bool)
+}
+
+// Config is what a fleet needs.
+type Config struct {
+	// Log commits decisions.
+	Log Log
+	// Reader reads the store.
+	Reader store.Reader
+	// Sessions are the streams of nodes.
+	Sessions Sessions
+	// Logger gets what an operator of the server should know.
+	Logger *slog.Logger
+	// Actor is the server's own SPIFFE id.
+	Actor string
+	// NodeID returns the SPIFFE id of a node.
+	NodeID func(name string) string
+	// Now is the wall clock; nil means time.Now.
+	Now func() time.Time
+}
+
+// Fleet is the nodes. It is safe for concurrent use.
+type Fleet struct {
+	cfg Config
+
+	mu      sync.RWMutex
+	members map[string]member // guarded by mu; by node
+
+	deniedMu sync.Mutex
+	denied   map[denial]uint32 // guarded by deniedMu; not yet in the log
+}
+
+// member is what membership is judged by.
+type member struct {
+	generation uint64
+	evicted    bool
+}
+
+// New returns a fleet that knows no node until [Fleet.Load].
+func New(cfg Config) *Fleet {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	return &Fleet{cfg: cfg, members: map[string]member{}, denied: map[denial]uint32{}}
+}
+
+// Load reads who belongs to the cluster. Call it before the first RPC.
+func (f *Fleet) Load(ctx context.Context) error {
+	for after, more := "", true; more; {
+		var rows []*serverv1.NodeRow
+		err := f.cfg.Reader.View(ctx, func(v store.View) (err error) {
+			rows, err = v.Nodes(after, page)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("load nodes: %w", err)
+		}
+		more = len(rows) == page
+		f.mu.Lock()
+		for _, r := range rows {
+			after = r.GetName()
+			f.members[after] = member{r.GetGeneration(), r.GetEvicted()}
+		}
+		f.mu.Unlock()
+	}
+	return nil
+}
+
+// CheckMember implements [intercept.Members].
+func (f *Fleet) CheckMember(_ context.Context, node string, generation uint64) error {
+	f.mu.RLock()
+	m, known := f.members[node]
+	f.mu.RUnlock()
+	switch {
+	case !known || m.generation == 0:
+		return fmt.Errorf("node %s is %w: this server does not know it; let it join with: millctl node token create %s", node, intercept.ErrNotMember, node)
+	case m.evicted:
+		return fmt.Errorf("node %s is %w: it was evicted; let it join again with: millctl node token create %s", node, intercept.ErrNotMember, node)
+	case generation != 0 && generation != m.generation:
+		return fmt.Errorf("node %s is %w: a host has joined under this name since (enrolment %d, this one has %d)", node, intercept.ErrNotMember, m.generation, generation)
+	}
+	return nil
+}
+
+// refresh reads the membership of one node again. Whoever comes last reads what
+// is newest.
+func (f *Fleet) refresh(ctx context.Context, node string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cfg.Reader.View(ctx, func(v store.View) error {
+		row, err := v.Node(node)
+		if err != nil {
+			return err
+		}
+		f.members[node] = member{row.GetGeneration(), row.GetEvicted()}
+		return nil
+	})
+}
+
+// CreateToken makes a token for a node's name, which must be good. Only its
+// hash is kept.
+func (f *Fleet) CreateToken(ctx context.Context, actor, node string, ttl time.Duration) (token string, expires time.Time, err error) {
+	secret := make([]byte, tokenBytes)
+	if _, err := rand.Read(secret); err != nil {
+		return "", time.Time{}, fmt.Errorf("make join token: %w", err)
+	}
+	token = base64.RawURLEncoding.EncodeToString(secret)
+	hash := sha256.Sum256([]byte(token))
+	expires = f.cfg.Now().Add(ttl).Truncate(time.Second)
+	err = f.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
+		tx.PutToken(&serverv1.TokenRow{TokenSha256: hash[:], Node: node, ExpireTime: timestamppb.New(expires)})
+		return tx.Append(actor, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TokenCreated{TokenCreated: &auditv1.TokenCreated{
+			Node: node, ExpireTime: timestamppb.New(expires)}}})
+	})
+	if err == nil {
+		err = f.refresh(ctx, node)
+	}
+	return token, expires, err
+}
+
+// RedeemToken implements [enrolv1.Tokens].
+func (f *Fleet) RedeemToken(ctx context.Context, r enrolv1.Redemption) (enrolv1.Enrolment, error) {
+	var out enrolv1.Enrolment
+	fresh, node := false, ""
+	err := f.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) (err error) {
+		out, fresh, node, err = f.redeem(tx, r)
+		return err
+	})
+	if err != nil {
+		f.deny(node, err)
+		return enrolv1.Enrolment{}, err
+	}
+	if err := f.refresh(ctx, out.Node); err != nil {
+		return enrolv1.Enrolment{}, err
+	}
+	if fresh {
+		f.cfg.Sessions.Cut(out.Node, "EVICTED", "a host has joined under this name since")
+	}
+	return out, nil
+}
+
+// redeem decides about a token; see [enrolv1.Tokens]. It names the node also
+// when the token is not good, once it is known.
+func (f *Fleet) redeem(tx *eventlog.Tx, r enrolv1.Redemption) (out enrolv1.Enrolment, fresh bool, name string, err error) {
+	token, err := tx.Token(r.TokenSHA256[:])
+	if errors.Is(err, store.ErrNotFound) {
+		return out, false, "", enrolv1.ErrTokenUnknown
+	}
+	if err != nil {
+		return out, false, "", err
+	}
+	node, err := tx.Node(token.GetNode())
+	if err != nil {
+		return out, false, token.GetNode(), err
+	}
+	name = token.GetNode()
+	switch {
+	case !r.Now.Before(token.GetExpireTime().AsTime()):
+		return out, false, name, enrolv1.ErrTokenExpired
+	case len(token.GetKeySha256()) > 0:
+		current := string(token.GetKeySha256()) == string(r.KeySHA256[:]) &&
+			token.GetGeneration() == node.GetGeneration() && !node.GetEvicted()
+		if !current {
+			return out, false, name, enrolv1.ErrTokenUsed
+		}
+		return enrolv1.Enrolment{Node: name, Generation: token.GetGeneration()}, false, name, nil
+	}
+	token.KeySha256, token.Generation = r.KeySHA256[:], node.GetGeneration()+1
+	tx.PutToken(token)
+	err = tx.Append(f.cfg.NodeID(name), &auditv1.LogEntry{Entry: &auditv1.LogEntry_NodeJoined{NodeJoined: &auditv1.NodeJoined{
+		Node: name, Generation: token.GetGeneration(), KeySha256: r.KeySHA256[:], Hostname: r.Hostname}}})
+	return enrolv1.Enrolment{Node: name, Generation: token.GetGeneration()}, true, name, err
+}
