@@ -1,0 +1,58 @@
+# Millwright. `make help` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+GO ?= go
+GOTAGS ?=
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.0.0)
+TOOLS := bin/tools
+export PATH := $(CURDIR)/$(TOOLS):$(PATH)
+
+.PHONY: help build test check proto lint vuln demo demo-up demo-down bench clean
+
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build the programs into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -tags '$(GOTAGS)' -o bin/ ./agent/cmd/... ./controlplane/cmd/... ./test/testbed/cmd/...
+
+# Tools are pinned in a module of their own, so that the product's stays small.
+$(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/nfpm $(TOOLS)/golangci-lint: packaging/tools/go.mod packaging/tools/go.sum
+	cd packaging/tools && $(GO) build -o $(CURDIR)/$@ $$($(GO) list tool | grep "/$(notdir $@)$$")
+	@touch $@
+
+proto: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## lint the formats and generate their code
+	cd proto && buf lint && buf format --diff --exit-code && buf generate
+
+lint: $(TOOLS)/golangci-lint ## run the linters
+	golangci-lint run ./...
+
+check: $(TOOLS)/buf ## quick: what to run before each commit
+	cd proto && buf lint
+	@test -z "$$(gofmt -l $$(git ls-files '*.go' | grep -v '\.pb\.go$$'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt -w on these files'; exit 1; }
+	$(GO) vet ./...
+	$(GO) vet -tags millwright_crash ./agent/... ./controlplane/...
+	$(GO) test ./test/arch/...
+
+test: build deb-all ## all suites that the repository requires
+	$(GO) run ./test/suites
+
+demo: build deb ## the main job, on real nodes; installs what it needs
+	$(GO) run ./test/demo
+
+demo-up: build deb ## the demo, kept running
+	$(GO) run ./test/demo -keep
+
+demo-down: ## end the demo that was kept running
+	$(GO) run ./test/demo -down
+
+bench: ## the figures that can be measured here
+	$(GO) test -run '^$$' -bench . -benchtime 2s ./agent/internal/state/... ./controlplane/internal/store/...
+
+vuln: ## known vulnerabilities, where the database can be reached
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@latest ./...
+
+clean: ## remove what was built
+	rm -rf bin dist
+
+-include packaging/deb.mk

@@ -1,0 +1,226 @@
+// Package harness runs a real control plane and real agents in one process,
+// over loopback TLS, with nodes in memory.
+package harness
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/millwright/agent"
+	"github.com/gpuaas/millwright/controlplane"
+	"github.com/gpuaas/millwright/pki"
+	"github.com/gpuaas/millwright/pki/envelope"
+	"github.com/gpuaas/millwright/pki/trustroot"
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks/all"
+	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
+)
+
+const trustDomain = "example.org"
+
+// Cluster is a control plane that was founded by one operator, and that
+// operator's clients.
+type Cluster struct {
+	t    *testing.T
+	root *trustroot.Root
+	key  *envelope.Key // signs tasks
+	file *nodev1.ContextFile
+	cfg  controlplane.Config
+	log  *slog.Logger
+
+	// Tasks and Nodes are the operator's.
+	Tasks taskv1.TaskServiceClient
+	Nodes nodev1.NodeServiceClient
+}
+
+// New founds a cluster and runs its server for the length of the test.
+func New(t *testing.T) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t, log: slog.New(slog.NewTextHandler(&testWriter{t: t}, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	c.key = must(envelope.GenerateKey())(t)
+	recovery := must(envelope.GenerateKey())(t)
+	c.root = must(trustroot.SignGenesis(trustroot.Genesis{
+		TrustDomain: trustDomain, IssuedAt: time.Now().Add(-time.Minute),
+		Keys: []*taskv1.TrustKey{
+			trustroot.NewKey("alice", c.key.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_OPERATOR),
+			trustroot.NewKey("alice", recovery.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_RECOVERY),
+		},
+	}, recovery))(t)
+	operatorKey := must(pki.GenerateKey())(t)
+
+	listener := must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	c.cfg = controlplane.Config{
+		StateDir: filepath.Join(t.TempDir(), "server"), AdvertiseAddress: listener.Addr().String(),
+		Registry: all.Registry(), Logger: c.log.With("program", "server"), Version: "test",
+		Listener: listener, HTTPListener: must(net.Listen("tcp", "127.0.0.1:0"))(t),
+	}
+	c.file = must(controlplane.Found(t.Context(), c.cfg, &nodev1.FoundingBundle{
+		Version: 1, Genesis: c.root.Chain()[0], Operator: "alice", OperatorCsr: must(pki.NewRequest(operatorKey))(t),
+	}, trustDomain))(t)
+	run(t, controlplane.New(c.cfg).Run)
+
+	source := new(pki.Static)
+	source.Set(must(pki.NewIdentity(
+		must(pki.ParseCertificatesDER(c.file.GetOperatorCertificates()))(t), operatorKey,
+		must(pki.ParseCertificatesDER(c.file.GetCaCertificates()))(t)))(t))
+	conn := must(grpc.NewClient("passthrough:///"+listener.Addr().String(), grpc.WithTransportCredentials(
+		credentials.NewTLS(pki.TLS{Source: source, TrustDomain: trustDomain}.Client()))))(t)
+	t.Cleanup(func() { _ = conn.Close() })
+	c.Tasks, c.Nodes = taskv1.NewTaskServiceClient(conn), nodev1.NewNodeServiceClient(conn)
+	return c
+}
+
+// Node is a machine in memory with the agent's directories.
+type Node struct {
+	*fakehost.Node
+	Name string
+	Dir  string
+	c    *Cluster
+}
+
+// NewNode makes a machine whose agent will find a join bundle, and a policy
+// that allows all kinds.
+func (c *Cluster) NewNode(name string) *Node {
+	c.t.Helper()
+	n := &Node{Node: fakehost.New(), Name: name, Dir: c.t.TempDir(), c: c}
+	token := must(c.Nodes.CreateJoinToken(c.t.Context(), &nodev1.CreateJoinTokenRequest{Node: name}, grpc.WaitForReady(true)))(c.t)
+	cluster, newest := c.root.Cluster(), c.root.Hash()
+	bundle := must(protojson.Marshal(&agentv1.JoinBundle{
+		Version: 1, Server: token.GetNodeAddress(), TrustDomain: trustDomain, CaSha256: c.file.GetCaSha256(),
+		Cluster: fmt.Sprintf("%x", cluster), TrustRoot: fmt.Sprintf("%x", newest),
+		Floor: timestamppb.New(time.Now().Add(-time.Minute)), Node: name, Token: token.GetToken(), Expires: token.GetExpireTime(),
+	}))(c.t)
+	n.write("join.json", bundle)
+	n.write("policy.yaml", []byte("version: 1\nrules:\n  - allow: \"*\"\n"))
+	return n
+}
+
+func (n *Node) write(name string, data []byte) {
+	n.c.t.Helper()
+	if err := os.WriteFile(filepath.Join(n.Dir, name), data, 0o600); err != nil {
+		n.c.t.Fatal(err)
+	}
+}
+
+// Start runs the node's agent until stop is called, or the test ends.
+func (n *Node) Start() (stop func()) {
+	n.c.t.Helper()
+	return run(n.c.t, agent.New(agent.Config{
+		StateDir: filepath.Join(n.Dir, "state"), RunDir: filepath.Join(n.Dir, "run"),
+		PolicyFile: filepath.Join(n.Dir, "policy.yaml"), JoinFile: filepath.Join(n.Dir, "join.json"),
+		Executable: "/usr/bin/millwrightd", Version: "test", Registry: all.Registry(),
+		Logger: n.c.log.With("program", n.Name), Labels: map[string]string{"pool": "a"}, Hosts: n.Hosts(nil),
+	}).Run)
+}
+
+// Connected waits until the node has a session.
+func (n *Node) Connected() *nodev1.Node {
+	n.c.t.Helper()
+	var node *nodev1.Node
+	n.c.until("node "+n.Name+" is connected", func(ctx context.Context) (bool, error) {
+		r, err := n.c.Nodes.GetNode(ctx, &nodev1.GetNodeRequest{Name: n.Name})
+		node = r.GetNode()
+		return node.GetState() == nodev1.NodeState_NODE_STATE_CONNECTED, err
+	})
+	return node
+}
+
+// Create signs a task for a node and creates it.
+func (c *Cluster) Create(n *Node, kind string, spec proto.Message) *taskv1.Task {
+	c.t.Helper()
+	cluster := c.root.Cluster()
+	now := time.Now()
+	env, leaves, err := envelope.SignTaskSet(
+		envelope.Window{Cluster: cluster[:], TrustRootVersion: c.root.Version(), IssuedAt: now, NotAfter: now.Add(time.Hour)},
+		[]*taskv1.TaskLeaf{{
+			TaskId: must(uuid.NewV7())(c.t).String(), Node: n.Name, Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind, Revision: 1,
+			Spec: must(proto.Marshal(spec))(c.t),
+		}}, c.key)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	r := must(c.Tasks.CreateTasks(c.t.Context(), &taskv1.CreateTasksRequest{RequestId: uuid.NewString(), Envelope: env, Leaves: leaves}))(c.t)
+	return r.GetTasks()[0]
+}
+
+// Ended waits until a task has ended or is held.
+func (c *Cluster) Ended(id string) *taskv1.Task {
+	c.t.Helper()
+	var task *taskv1.Task
+	c.until("task "+id+" has ended", func(ctx context.Context) (bool, error) {
+		r, err := c.Tasks.GetTask(ctx, &taskv1.GetTaskRequest{Id: id})
+		task = r.GetTask()
+		return task.GetState() >= taskv1.TaskState_TASK_STATE_HELD, err
+	})
+	return task
+}
+
+// until polls until ok, for at most a minute.
+func (c *Cluster) until(what string, ok func(context.Context) (bool, error)) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		done, err := ok(ctx)
+		if done && err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			c.t.Fatalf("%s: not within a minute (last error: %v)", what, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// run runs f until stop is called, or the test ends. Its error fails the test.
+func run(t *testing.T, f func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := f(ctx); err != nil {
+			t.Errorf("Run() = %v, want nil", err)
+		}
+	})
+	stop = func() { cancel(); wg.Wait() }
+	t.Cleanup(stop)
+	return stop
+}
+
+// must returns a value, or fails the test with the error.
+func must[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// testWriter shows what is logged with the test that it belongs to.
+type testWriter struct{ t *testing.T }
+
+func (w *testWriter) Write(b []byte) (int, error) {
+	w.t.Log(string(bytes.TrimSpace(b)))
+	return len(b), nil
+}

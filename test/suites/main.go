@@ -1,0 +1,76 @@
+// Command suites runs the test suites that the repository requires and says,
+// for each, what was required and what ran. A suite that is missing, runs no
+// test, or skips one has failed: what is not shown is not there.
+//
+// The list in suites.go only grows.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+)
+
+func main() {
+	only := flag.String("only", "", "run only these suites, by name, separated by commas")
+	verbose := flag.Bool("v", false, "print the output of tests that pass, too")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if !run(ctx, selected(*only), *verbose) {
+		stop()
+		os.Exit(1)
+	}
+}
+
+func selected(only string) []suite {
+	if only == "" {
+		return required
+	}
+	names := strings.Split(only, ",")
+	var out []suite
+	for _, s := range required {
+		if slices.Contains(names, s.name) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func run(ctx context.Context, suites []suite, verbose bool) bool {
+	var results []result
+	for _, s := range suites {
+		fmt.Printf("=== suite %s: %s\n", s.name, s.about)
+		r := s.run(ctx, os.Stdout, verbose)
+		results = append(results, r)
+		fmt.Printf("=== suite %s: %s in %s\n", s.name, r.verdict(), r.took.Round(time.Second))
+	}
+	return report(results)
+}
+
+func report(results []result) bool {
+	fmt.Println()
+	w := tabwriter.NewWriter(os.Stdout, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "SUITE\tVERDICT\tPASSED\tFAILED\tSKIPPED\tTIME")
+	passed, failed, ok := 0, 0, len(results) > 0
+	for _, r := range results {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\n", r.suite, r.verdict(), r.passed, r.failed, r.skipped, r.took.Round(time.Second))
+		passed += r.passed
+		failed += r.failed
+		if r.verdict() != "ok" {
+			ok = false
+			failed = max(failed, 1)
+		}
+	}
+	w.Flush()
+	fmt.Printf("\n%d suites required, %d run\n", len(results), len(results))
+	fmt.Printf("%d passed, %d failed\n", passed, failed)
+	return ok
+}
