@@ -10,8 +10,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -72,16 +74,19 @@ func (a *Agent) serve(ctx context.Context) {
 	e, joined := a.enrol(ctx)
 	for ctx.Err() == nil {
 		err := a.work(ctx, e, joined)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return
-		}
-		if errors.Is(err, errNewJournal) {
+		case errors.Is(err, errNewJournal):
 			a.log.WarnContext(ctx, "a new journal begins, since the server has seen more of this one than is here")
-			continue
+		case errors.Is(err, errNewBundle):
+			a.log.InfoContext(ctx, "there is a new join bundle")
+			e, joined = a.enrol(ctx)
+		default:
+			a.stopped(err)
+			a.log.ErrorContext(ctx, "no work can be done", "err", err, "retry_in", tryAgain)
+			pause(ctx, tryAgain)
 		}
-		a.stopped(err)
-		a.log.ErrorContext(ctx, "no work can be done", "err", err, "retry_in", tryAgain)
-		pause(ctx, tryAgain)
 	}
 }
 
@@ -105,7 +110,7 @@ func (a *Agent) enrol(ctx context.Context) (e *enrol.Enrolment, joined bool) {
 			break
 		}
 		a.stopped(err)
-		a.cfg.Notify("STATUS=waiting: " + err.Error())
+		a.status("waiting: " + err.Error())
 		a.log.ErrorContext(ctx, "the node has no identity", "err", err)
 		// The same bundle would get the same answer.
 		for ctx.Err() == nil && stamp(a.cfg.JoinFile) == before {
@@ -128,6 +133,17 @@ func stamp(path string) fileStamp {
 		return fileStamp{missing: errors.Is(err, fs.ErrNotExist)}
 	}
 	return fileStamp{size: info.Size(), changed: info.ModTime()}
+}
+
+// status tells the service manager in one line how the agent is. The text may
+// come from a server, and a line break in it would begin another assignment.
+func (a *Agent) status(text string) {
+	a.cfg.Notify("STATUS=" + strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text))
 }
 
 func (a *Agent) started(n *node) {

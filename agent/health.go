@@ -65,7 +65,7 @@ func (h *health) identity() *taskv1.Condition {
 	from, to := h.node.enrolment.NotBefore(), h.node.enrolment.NotAfter()
 	switch t := h.node.cfg.Clock.Now(); {
 	case !t.Before(to):
-		return wrong(typ, "IDENTITY_EXPIRED", "the certificate has ended: give the node a new bundle, made with millctl node token create, and restart millwrightd")
+		return wrong(typ, "IDENTITY_EXPIRED", "the certificate has ended: put a new bundle, made with millctl node token create, in the place of the old one")
 	case t.After(from.Add(to.Sub(from) * 4 / 5)):
 		return wrong(typ, "NOT_RENEWED", "the certificate could not be renewed until now")
 	}

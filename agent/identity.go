@@ -23,7 +23,7 @@ func (i identity) Identity(context.Context) (session.Identity, error) {
 	replaced := i.Renewed()
 	end := i.NotAfter()
 	if !i.clock.Now().Before(end) {
-		return session.Identity{}, fmt.Errorf("the node's certificate has ended at %s: give the node a new bundle, made with millctl node token create, and restart millwrightd",
+		return session.Identity{}, fmt.Errorf("the node's certificate has ended at %s: put a new bundle, made with millctl node token create, in the place of the old one",
 			end.UTC().Format(time.RFC3339))
 	}
 	return session.Identity{Server: i.Server(), TLS: i.TLS(), NotAfter: end, Generation: i.Generation(), Replaced: replaced}, nil

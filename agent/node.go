@@ -20,8 +20,13 @@ import (
 	"github.com/gpuaas/millwright/tasks"
 )
 
-// errNewJournal ends a node's work so that it begins anew with another journal.
-var errNewJournal = errors.New("a new journal must begin")
+var (
+	// errNewJournal ends a node's work so that it begins anew with another
+	// journal.
+	errNewJournal = errors.New("a new journal must begin")
+	// errNewBundle ends it so that the node joins again.
+	errNewBundle = errors.New("there is a new join bundle")
+)
 
 // node is a node that has joined and whose journal is open.
 type node struct {
@@ -67,7 +72,7 @@ func (a *Agent) work(ctx context.Context, e *enrol.Enrolment, joined bool) (err 
 	}
 	a.started(n)
 	defer a.stopped(errors.New("the agent stops"))
-	a.cfg.Notify("STATUS=node " + e.Node())
+	a.status("node " + e.Node())
 	return n.run(ctx)
 }
 
@@ -106,6 +111,7 @@ func (n *node) run(ctx context.Context) error {
 	g.Go(func() error { return n.executor.Run(ctx) })
 	g.Go(func() error { return n.session.Run(ctx) })
 	g.Go(func() error { return n.uploader.Run(ctx) })
+	g.Go(func() error { return n.awaitBundle(ctx, stamp(n.cfg.JoinFile)) })
 	g.Go(func() error {
 		select {
 		case <-ctx.Done():
@@ -115,6 +121,18 @@ func (n *node) run(ctx context.Context) error {
 		}
 	})
 	return g.Wait()
+}
+
+// awaitBundle ends the work when the certificate has ended and a bundle came
+// that was not there before. While the certificate is good, a new bundle waits
+// for the next start.
+func (n *node) awaitBundle(ctx context.Context, before fileStamp) error {
+	for pause(ctx, lookForBundle) {
+		if !n.cfg.Clock.Now().Before(n.enrolment.NotAfter()) && stamp(n.cfg.JoinFile) != before {
+			return errNewBundle
+		}
+	}
+	return nil
 }
 
 // close ends what holds the machine and the file, also after ctx has ended.

@@ -1,6 +1,7 @@
 package pki_test
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -20,11 +21,11 @@ import (
 // returns what each side says of it.
 func shake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer l.Close() //nolint:errcheck // one connection was all
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		conn, err := l.Accept()
@@ -32,23 +33,23 @@ func shake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error
 			serverErr = err
 			return
 		}
-		serverErr = talk(tls.Server(conn, server))
+		serverErr = talk(t.Context(), tls.Server(conn, server))
 	})
-	conn, err := net.Dial("tcp", l.Addr().String())
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	clientErr = talk(tls.Client(conn, client))
+	clientErr = talk(t.Context(), tls.Client(conn, client))
 	wg.Wait()
 	return serverErr, clientErr
 }
 
-func talk(conn *tls.Conn) error {
-	defer conn.Close()
+func talk(ctx context.Context, conn *tls.Conn) error {
+	defer conn.Close() //nolint:errcheck // all was said
 	if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		return err
 	}
-	if err := conn.Handshake(); err != nil {
+	if err := conn.HandshakeContext(ctx); err != nil {
 		return err
 	}
 	if _, err := conn.Write([]byte{1}); err != nil {

@@ -188,6 +188,7 @@ func RoleName(role taskv1.KeyRole) string {
 		return "controller"
 	case taskv1.KeyRole_KEY_ROLE_RECOVERY:
 		return "recovery"
+	case taskv1.KeyRole_KEY_ROLE_UNSPECIFIED:
 	}
 	return ""
 }

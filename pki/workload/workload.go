@@ -43,7 +43,7 @@ func (s *Source) Identity() (*pki.Identity, error) { return s.current.Identity()
 func (s *Source) Run(ctx context.Context) error {
 	err := workloadapi.WatchX509Context(ctx, watcher{s}, workloadapi.WithAddr(s.addr))
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // it was told to end
 	}
 	if err != nil {
 		return fmt.Errorf("follow Workload API at %s: %w", s.addr, err)

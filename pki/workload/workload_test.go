@@ -52,7 +52,7 @@ func response(id *pki.Identity) *workloadpb.X509SVIDResponse {
 
 func TestSource(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "api.sock")
-	l, err := net.Listen("unix", socket)
+	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -149,6 +149,6 @@ func outcomeProto(o host.Outcome) *taskv1.CommandOutcome {
 func outputProto(o host.Output) *taskv1.OutputSummary {
 	return &taskv1.OutputSummary{
 		TotalBytes: o.Total, HeadBytes: o.Head, TailBytes: o.Tail,
-		HeadSha256: o.HeadSHA256, TailSha256: o.TailSHA256,
+		HeadSha256: o.HeadSHA256, TailSha256: o.TailSHA256, OpenAtEnd: o.OpenAtEnd,
 	}
 }

@@ -77,7 +77,47 @@ func (s setMount) mount(ctx context.Context, h host.Host) error {
 	if err := h.SetUnitEnabled(ctx, s.args.GetUnit(), true); err != nil {
 		return err
 	}
+	return s.start(ctx, h)
+}
+
+// start starts the unit. Systemd notices a mount or unmount by hand a moment
+// later, and until then takes the unit to be as it was: a reload makes it look.
+func (s setMount) start(ctx context.Context, h host.Host) error {
+	if err := h.StartUnit(ctx, s.args.GetUnit()); err != nil {
+		return err
+	}
+	mounted, err := s.mounted(ctx, h)
+	if err != nil || mounted {
+		return err
+	}
+	if err := h.Reload(ctx); err != nil {
+		return err
+	}
 	return h.StartUnit(ctx, s.args.GetUnit())
+}
+
+// stopUnit stops the unit, also when systemd has not noticed the mount yet.
+func (s setMount) stopUnit(ctx context.Context, h host.Host) error {
+	if err := h.StopUnit(ctx, s.args.GetUnit()); err != nil {
+		return err
+	}
+	mounted, err := s.mounted(ctx, h)
+	if err != nil || !mounted {
+		return err
+	}
+	if err := h.Reload(ctx); err != nil {
+		return err
+	}
+	return h.StopUnit(ctx, s.args.GetUnit())
+}
+
+func (s setMount) mounted(ctx context.Context, h host.Reader) (bool, error) {
+	table, err := h.Mounts(ctx)
+	if err != nil {
+		return false, err
+	}
+	_, depth := MountAt(table, s.args.GetWhere())
+	return depth > 0, nil
 }
 
 // reload makes systemd read the unit's file when it knows another version, or
@@ -108,7 +148,7 @@ func (s setMount) unmount(ctx context.Context, h host.Host) error {
 		return &tasks.ReasonError{Reason: tasks.ReasonBusy, Err: fmt.Errorf("unmount %s: %s is mounted below it: %w",
 			where, strings.Join(below, ", "), host.ErrBusy)}
 	}
-	if err := h.StopUnit(ctx, s.args.GetUnit()); err != nil {
+	if err := s.stopUnit(ctx, h); err != nil {
 		if errors.Is(err, host.ErrBusy) {
 			return &tasks.ReasonError{Reason: tasks.ReasonBusy, Err: fmt.Errorf("unmount %s: %w", where, err)}
 		}
@@ -169,7 +209,7 @@ func (s setMount) Undo(ctx context.Context, h host.Host, before []byte) error {
 			return fmt.Errorf("unmount %s: %s is mounted below it: %w", s.args.GetWhere(), strings.Join(below, ", "), host.ErrBusy)
 		}
 		// Also of one that is not mounted: that resets a unit that has failed.
-		if err := h.StopUnit(ctx, s.args.GetUnit()); err != nil {
+		if err := s.stopUnit(ctx, h); err != nil {
 			return err
 		}
 	}
@@ -197,7 +237,7 @@ func (s setMount) restore(ctx context.Context, h host.Host, was *taskv1.MountObs
 	if !was.GetMounted() {
 		return nil
 	}
-	if err := h.StartUnit(ctx, s.args.GetUnit()); err != nil {
+	if err := s.start(ctx, h); err != nil {
 		return err
 	}
 	st, err := h.Unit(ctx, s.args.GetUnit())

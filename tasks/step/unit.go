@@ -87,10 +87,10 @@ func (s setUnit) Verify(ctx context.Context, h host.Prober) error {
 	case taskv1.UnitAction_UNIT_ACTION_RELOAD:
 		ok = !st.NeedReload
 	case taskv1.UnitAction_UNIT_ACTION_RESTART:
-		ok = st.Active == "active" && st.ConditionMet
+		ok = st.Active == "active"
 	default:
-		// A unit whose condition is not met counts as started, and nothing runs.
-		ok = st.Active == "active" && st.ConditionMet && enabled(st)
+		// The job of a unit whose condition is not met succeeds, and nothing runs.
+		ok = st.Active == "active" && enabled(st)
 	}
 	if !ok {
 		return fmt.Errorf("unit %s is %s: %w", s.args.GetUnit(), describe(st), tasks.ErrNotSatisfied)
@@ -152,9 +152,6 @@ func describe(st host.UnitStatus) string {
 	s := st.Load + ", " + st.Active
 	if st.Result != "" && st.Result != "success" {
 		s += ", result " + st.Result
-	}
-	if !st.ConditionMet && st.Active != "active" {
-		s += ", condition not met"
 	}
 	if st.Enabled != "" {
 		s += ", " + st.Enabled

@@ -2,16 +2,16 @@ package storage
 
 import (
 	"fmt"
+	"path"
 	"strings"
 )
 
 // MountUnit returns the name of the mount unit that systemd ties to a mount
-// point, as systemd-escape --path --suffix=mount prints it. The path is absolute
-// and clean.
+// point, as systemd-escape --path --suffix=mount prints it.
 func MountUnit(target string) string { return escapePath(target) + ".mount" }
 
 func escapePath(p string) string {
-	p = strings.Trim(p, "/")
+	p = strings.Trim(path.Clean(p), "/")
 	if p == "" {
 		return "-"
 	}

@@ -70,7 +70,7 @@ func renderFields(b *strings.Builder, m proto.Message) {
 // renderOutcome prints how a task ended for a golden file.
 func renderOutcome(o Outcome) string {
 	s := strings.TrimPrefix(o.State.String(), "TASK_STATE_")
-	if o.Undo != taskv1.UndoState_UNDO_STATE_UNSPECIFIED {
+	if o.Undo == taskv1.UndoState_UNDO_STATE_COMPLETE || o.Undo == taskv1.UndoState_UNDO_STATE_NOT_POSSIBLE {
 		s += " undo " + strings.TrimPrefix(o.Undo.String(), "UNDO_STATE_")
 	}
 	if o.Reason != "" {

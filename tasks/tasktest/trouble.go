@@ -130,11 +130,16 @@ func (s suite) eachFailure(ctx context.Context, tr trouble, judge func(trouble, 
 			return err
 		}
 		tr.failAt = at
-		o, p, err := s.life(ctx, s.runner(), n, s.task(1), tr)
-		if err != nil {
-			return fmt.Errorf("host call %d failed: %w", at, err)
-		}
+		r := s.runner()
+		o, p, err := s.life(ctx, r, n, s.task(1), tr)
 		what, reached := p.fault()
+		if err != nil && reached {
+			// The failure ended the process, and the next one goes on.
+			o, _, err = s.life(ctx, r, n, s.task(1), trouble{})
+		}
+		if err != nil {
+			return fmt.Errorf("host call %d (%s) failed: %w", at, what, err)
+		}
 		if !reached {
 			if at == 1 && !tr.onlyChanges {
 				return fmt.Errorf("the runner made no host call")

@@ -5,6 +5,7 @@ package harness
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -16,7 +17,10 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -44,14 +48,16 @@ type Cluster struct {
 	file *nodev1.ContextFile
 	cfg  controlplane.Config
 	log  *slog.Logger
+	stop func()
 
 	// Tasks and Nodes are the operator's.
 	Tasks taskv1.TaskServiceClient
 	Nodes nodev1.NodeServiceClient
 }
 
-// New founds a cluster and runs its server for the length of the test.
-func New(t *testing.T) *Cluster {
+// New founds a cluster and runs its server for the length of the test. Its
+// configuration may be changed before.
+func New(t *testing.T, changes ...func(*controlplane.Config)) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, log: slog.New(slog.NewTextHandler(&testWriter{t: t}, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	c.key = must(envelope.GenerateKey())(t)
@@ -65,16 +71,19 @@ func New(t *testing.T) *Cluster {
 	}, recovery))(t)
 	operatorKey := must(pki.GenerateKey())(t)
 
-	listener := must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	listener := listen(t, "127.0.0.1:0")
 	c.cfg = controlplane.Config{
 		StateDir: filepath.Join(t.TempDir(), "server"), AdvertiseAddress: listener.Addr().String(),
 		Registry: all.Registry(), Logger: c.log.With("program", "server"), Version: "test",
-		Listener: listener, HTTPListener: must(net.Listen("tcp", "127.0.0.1:0"))(t),
+		Listener: listener, HTTPListener: listen(t, "127.0.0.1:0"),
+	}
+	for _, change := range changes {
+		change(&c.cfg)
 	}
 	c.file = must(controlplane.Found(t.Context(), c.cfg, &nodev1.FoundingBundle{
 		Version: 1, Genesis: c.root.Chain()[0], Operator: "alice", OperatorCsr: must(pki.NewRequest(operatorKey))(t),
 	}, trustDomain))(t)
-	run(t, controlplane.New(c.cfg).Run)
+	c.stop = run(t, controlplane.New(c.cfg).Run)
 
 	source := new(pki.Static)
 	source.Set(must(pki.NewIdentity(
@@ -87,19 +96,81 @@ func New(t *testing.T) *Cluster {
 	return c
 }
 
+// RestartServer ends the server as SIGTERM would, waits for while, and runs it
+// again on the same address.
+func (c *Cluster) RestartServer(while func()) {
+	c.t.Helper()
+	c.stop()
+	while()
+	c.cfg.Listener = listen(c.t, c.cfg.AdvertiseAddress)
+	c.cfg.HTTPListener = listen(c.t, "127.0.0.1:0")
+	c.stop = run(c.t, controlplane.New(c.cfg).Run)
+}
+
 // Node is a machine in memory with the agent's directories.
 type Node struct {
 	*fakehost.Node
 	Name string
 	Dir  string
 	c    *Cluster
+	line line
 }
+
+// line is the node's connections.
+type line struct {
+	mu    sync.Mutex
+	cut   bool       // guarded by mu
+	conns []net.Conn // guarded by mu
+}
+
+func (l *line) dial(ctx context.Context, address string) (net.Conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut {
+		return nil, errors.New("the line is cut")
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err == nil {
+		l.conns = append(l.conns, conn)
+	}
+	return conn, err
+}
+
+// Cut breaks the node's connections, and lets it make no other until Heal.
+func (n *Node) Cut() {
+	n.line.mu.Lock()
+	defer n.line.mu.Unlock()
+	n.line.cut = true
+	for _, c := range n.line.conns {
+		_ = c.Close()
+	}
+	n.line.conns = nil
+}
+
+// Heal ends a Cut.
+func (n *Node) Heal() {
+	n.line.mu.Lock()
+	defer n.line.mu.Unlock()
+	n.line.cut = false
+}
+
+// State is the path of a file of the agent's state.
+func (n *Node) State(name string) string { return filepath.Join(n.Dir, "state", name) }
 
 // NewNode makes a machine whose agent will find a join bundle, and a policy
 // that allows all kinds.
 func (c *Cluster) NewNode(name string) *Node {
 	c.t.Helper()
 	n := &Node{Node: fakehost.New(), Name: name, Dir: c.t.TempDir(), c: c}
+	n.NewBundle()
+	n.write("policy.yaml", []byte("version: 1\nrules:\n  - allow: \"*\"\n"))
+	return n
+}
+
+// NewBundle gives the node a new join bundle.
+func (n *Node) NewBundle() {
+	c, name := n.c, n.Name
+	c.t.Helper()
 	token := must(c.Nodes.CreateJoinToken(c.t.Context(), &nodev1.CreateJoinTokenRequest{Node: name}, grpc.WaitForReady(true)))(c.t)
 	cluster, newest := c.root.Cluster(), c.root.Hash()
 	bundle := must(protojson.Marshal(&agentv1.JoinBundle{
@@ -108,8 +179,6 @@ func (c *Cluster) NewNode(name string) *Node {
 		Floor: timestamppb.New(time.Now().Add(-time.Minute)), Node: name, Token: token.GetToken(), Expires: token.GetExpireTime(),
 	}))(c.t)
 	n.write("join.json", bundle)
-	n.write("policy.yaml", []byte("version: 1\nrules:\n  - allow: \"*\"\n"))
-	return n
 }
 
 func (n *Node) write(name string, data []byte) {
@@ -126,7 +195,7 @@ func (n *Node) Start() (stop func()) {
 		StateDir: filepath.Join(n.Dir, "state"), RunDir: filepath.Join(n.Dir, "run"),
 		PolicyFile: filepath.Join(n.Dir, "policy.yaml"), JoinFile: filepath.Join(n.Dir, "join.json"),
 		Executable: "/usr/bin/millwrightd", Version: "test", Registry: all.Registry(),
-		Logger: n.c.log.With("program", n.Name), Labels: map[string]string{"pool": "a"}, Hosts: n.Hosts(nil),
+		Logger: n.c.log.With("program", n.Name), Labels: map[string]string{"pool": "a"}, Hosts: n.Hosts(nil), Dial: n.line.dial,
 	}).Run)
 }
 
@@ -142,17 +211,22 @@ func (n *Node) Connected() *nodev1.Node {
 	return node
 }
 
-// Create signs a task for a node and creates it.
-func (c *Cluster) Create(n *Node, kind string, spec proto.Message) *taskv1.Task {
+// Create signs a task for a node and creates it. Its leaf may be changed before
+// it is signed.
+func (c *Cluster) Create(n *Node, kind string, spec proto.Message, changes ...func(*taskv1.TaskLeaf)) *taskv1.Task {
 	c.t.Helper()
 	cluster := c.root.Cluster()
 	now := time.Now()
+	leaf := &taskv1.TaskLeaf{
+		TaskId: must(uuid.NewV7())(c.t).String(), Node: n.Name, Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind, Revision: 1,
+		Spec: must(proto.Marshal(spec))(c.t),
+	}
+	for _, change := range changes {
+		change(leaf)
+	}
 	env, leaves, err := envelope.SignTaskSet(
 		envelope.Window{Cluster: cluster[:], TrustRootVersion: c.root.Version(), IssuedAt: now, NotAfter: now.Add(time.Hour)},
-		[]*taskv1.TaskLeaf{{
-			TaskId: must(uuid.NewV7())(c.t).String(), Node: n.Name, Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind, Revision: 1,
-			Spec: must(proto.Marshal(spec))(c.t),
-		}}, c.key)
+		[]*taskv1.TaskLeaf{leaf}, c.key)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -163,11 +237,17 @@ func (c *Cluster) Create(n *Node, kind string, spec proto.Message) *taskv1.Task 
 // Ended waits until a task has ended or is held.
 func (c *Cluster) Ended(id string) *taskv1.Task {
 	c.t.Helper()
+	return c.Reached(id, taskv1.TaskState_TASK_STATE_HELD)
+}
+
+// Reached waits until a task has reached a state, or one that comes later.
+func (c *Cluster) Reached(id string, state taskv1.TaskState) *taskv1.Task {
+	c.t.Helper()
 	var task *taskv1.Task
-	c.until("task "+id+" has ended", func(ctx context.Context) (bool, error) {
+	c.until("task "+id+" is "+state.String(), func(ctx context.Context) (bool, error) {
 		r, err := c.Tasks.GetTask(ctx, &taskv1.GetTaskRequest{Id: id})
 		task = r.GetTask()
-		return task.GetState() >= taskv1.TaskState_TASK_STATE_HELD, err
+		return task.GetState() >= state, err
 	})
 	return task
 }
@@ -190,6 +270,11 @@ func (c *Cluster) until(what string, ok func(context.Context) (bool, error)) {
 		case <-tick.C:
 		}
 	}
+}
+
+func listen(t *testing.T, address string) net.Listener {
+	t.Helper()
+	return must(new(net.ListenConfig).Listen(t.Context(), "tcp", address))(t)
 }
 
 // run runs f until stop is called, or the test ends. Its error fails the test.
@@ -223,4 +308,33 @@ type testWriter struct{ t *testing.T }
 func (w *testWriter) Write(b []byte) (int, error) {
 	w.t.Log(string(bytes.TrimSpace(b)))
 	return len(b), nil
+}
+
+// Status is what the agent says of itself over its own socket.
+func (n *Node) Status() *agentv1.GetStatusResponse {
+	n.c.t.Helper()
+	conn := n.dialSocket()
+	defer conn.Close() //nolint:errcheck // the answer is here
+	return must(agentv1.NewLocalServiceClient(conn).GetStatus(n.c.t.Context(), &agentv1.GetStatusRequest{}))(n.c.t)
+}
+
+func (n *Node) dialSocket() *grpc.ClientConn {
+	n.c.t.Helper()
+	return must(grpc.NewClient("unix:"+filepath.Join(n.Dir, "run", "agent.sock"), grpc.WithTransportCredentials(insecure.NewCredentials())))(n.c.t)
+}
+
+// Journal returns a task as the node's journal has it, asked over the agent's
+// own socket, or nil while it does not have it.
+func (n *Node) Journal(taskID string) *agentv1.TaskRecord {
+	n.c.t.Helper()
+	conn := n.dialSocket()
+	defer conn.Close() //nolint:errcheck // the answer is here
+	r, err := agentv1.NewLocalServiceClient(conn).ListJournal(n.c.t.Context(), &agentv1.ListJournalRequest{TaskId: taskID})
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	if err != nil {
+		n.c.t.Fatal(err)
+	}
+	return r.GetTasks()[0].GetRecord()
 }

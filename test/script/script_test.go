@@ -13,8 +13,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// TestMillctl runs the transcripts. Besides the commands of testscript they
-// have:
+// TestMillctl runs transcripts against a stand-in of the control plane, which
+// can also be told to fail. Besides the commands of testscript they have:
 //
 //	exits CODE PROGRAM ARGS...   run a program, which must exit with the code
 //	found FOUNDING CONTEXT       found the cluster, as millwright-server init does
@@ -25,12 +25,9 @@ import (
 func TestMillctl(t *testing.T) {
 	bin := build(t)
 	testscript.Run(t, testscript.Params{
-		Dir: "testdata",
+		Dir: filepath.Join("testdata", "standin"),
 		Setup: func(e *testscript.Env) error {
-			e.Setenv("PATH", bin+string(os.PathListSeparator)+e.Getenv("PATH"))
-			e.Setenv("HOME", e.WorkDir)
-			e.Setenv("MILLWRIGHT_HOME", filepath.Join(e.WorkDir, "home"))
-			e.Setenv("TZ", "UTC")
+			environment(e, bin)
 			s := newServer(t)
 			e.Values[serverKey{}] = s
 			e.Defer(s.down)
@@ -47,6 +44,14 @@ func TestMillctl(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 	})
+}
+
+// environment is what a person's shell would set.
+func environment(e *testscript.Env, bin string) {
+	e.Setenv("PATH", bin+string(os.PathListSeparator)+e.Getenv("PATH"))
+	e.Setenv("HOME", e.WorkDir)
+	e.Setenv("MILLWRIGHT_HOME", filepath.Join(e.WorkDir, "home"))
+	e.Setenv("TZ", "UTC")
 }
 
 // build makes the program that the transcripts run.

@@ -150,7 +150,7 @@ func (s *server) serve() error {
 	if address == "" {
 		address = "127.0.0.1:0"
 	}
-	l, err := net.Listen("tcp", address)
+	l, err := new(net.ListenConfig).Listen(s.t.Context(), "tcp", address)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (s *server) serve() error {
 	taskv1.RegisterTaskServiceServer(s.running, s)
 	nodev1.RegisterNodeServiceServer(s.running, s)
 	running := s.running
-	s.group.Go(func() { _ = running.Serve(l) }) //nolint:errcheck // it ends with down
+	s.group.Go(func() { _ = running.Serve(l) })
 	return nil
 }
 

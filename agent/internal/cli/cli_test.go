@@ -118,7 +118,7 @@ func TestCommands(t *testing.T) {
 		stderr string // a part
 	}{
 		{"version", []string{"version"}, 0, "millwrightd v1.2.3\n", ""},
-		{"unknown command", []string{"strat"}, 2, "", `unknown command "strat" for millwrightd; known commands:`},
+		{"unknown command", []string{"begin"}, 2, "", `unknown command "begin" for millwrightd; known commands:`},
 		{"unknown subcommand", []string{"journal", "x"}, 2, "", `unknown command "x" for millwrightd journal`},
 		{"unknown flag", []string{"status", "--colour"}, 2, "", "--colour"},
 		{"unexpected argument", []string{"status", "x"}, 2, "", `unexpected argument "x"`},
@@ -216,8 +216,8 @@ func TestJournald(t *testing.T) {
 	if message != "" {
 		t.Errorf("a debug line was sent: %q", message)
 	}
-	log.WithGroup("unit").Warn("command ended", "exit-code", 7, "err", errors.New("a b"), slog.Group("g", "x", 1))
-	if want := `command ended component=executor task_id=t1 unit.exit-code=7 unit.err="a b" unit.g.x=1`; message != want {
+	log.WithGroup("unit").Warn("command ended", "exit_code", 7, "err", errors.New("a b"), slog.Group("g", "x", 1))
+	if want := `command ended component=executor task_id=t1 unit.exit_code=7 unit.err="a b" unit.g.x=1`; message != want {
 		t.Errorf("message = %q, want %q", message, want)
 	}
 	if prio != journal.PriWarning {

@@ -76,16 +76,13 @@ func answered(err error) error {
 	if err == nil || !ok {
 		return err
 	}
-	code := exitError
-	switch st.Code() {
-	case codes.InvalidArgument:
-		code = exitUsage
-	case codes.PermissionDenied, codes.Unauthenticated:
-		code = exitDenied
-	case codes.NotFound:
-		code = exitNotFound
-	case codes.FailedPrecondition:
-		code = exitConflict
+	exits := map[codes.Code]int{
+		codes.InvalidArgument: exitUsage, codes.PermissionDenied: exitDenied, codes.Unauthenticated: exitDenied,
+		codes.NotFound: exitNotFound, codes.FailedPrecondition: exitConflict,
+	}
+	code, ok := exits[st.Code()]
+	if !ok {
+		code = exitError
 	}
 	return &failure{code: code, err: errors.New(st.Message())}
 }

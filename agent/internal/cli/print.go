@@ -59,17 +59,19 @@ func (a *app) printStatus(st *agentv1.GetStatusResponse) error {
 	if st.GetConnected() {
 		connection = fmt.Sprintf("connected, epoch %d, its clock is %v ahead", st.GetSessionEpoch(), time.Duration(st.GetClockOffsetMs())*time.Millisecond)
 	}
-	rows := [][]string{
+	rows := [][]string{{"version", st.GetVersion()}, {"session", connection}}
+	if st.GetNode() == "" {
+		return a.table(rows) // it has not joined
+	}
+	rows = append(rows, [][]string{
 		{"node", st.GetNode()},
-		{"version", st.GetVersion()},
 		{"server", st.GetServer()},
-		{"session", connection},
 		{"journal", fmt.Sprintf("%s, frame %d, %d acknowledged", st.GetJournalId(), st.GetLastSeq(), st.GetAcknowledgedSeq())},
 		{"identity", "ends " + clock(st.GetSvidNotAfter())},
 		{"trust root", fmt.Sprintf("version %d of cluster %s", st.GetTrustRootVersion(), st.GetCluster())},
 		{"floor", clock(st.GetFloor())},
-		{"tasks", fmt.Sprintf("%d unfinished, %d held", st.GetUnfinishedTasks(), st.GetHeldTasks())},
-	}
+		{"tasks", fmt.Sprintf("%d unfinished, of them %d held", st.GetUnfinishedTasks(), st.GetHeldTasks())},
+	}...)
 	for _, c := range st.GetConditions() {
 		rows = append(rows, []string{"condition", fmt.Sprintf("%s is %s: %s: %s", c.GetType(), truth(c.GetStatus()), c.GetReason(), c.GetMessage())})
 	}
@@ -143,6 +145,7 @@ func truth(s taskv1.ConditionStatus) string {
 		return "true"
 	case taskv1.ConditionStatus_CONDITION_STATUS_FALSE:
 		return "false"
+	case taskv1.ConditionStatus_CONDITION_STATUS_UNSPECIFIED:
 	}
 	return "unknown"
 }

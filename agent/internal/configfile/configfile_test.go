@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,40 @@ func TestLoadNamesTheFile(t *testing.T) {
 	}
 	if _, err := configfile.Load(path); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "line 2") {
 		t.Errorf("Load() = %v, want an error that names %s and line 2", err, path)
+	}
+}
+
+// TestPackagedFile reads the file that the package installs, as it is and with
+// all that it comments out, which is every key with its default.
+func TestPackagedFile(t *testing.T) {
+	b, err := os.ReadFile("../../../packaging/config/agent.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := configfile.Parse([]byte("version: 1\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := configfile.Parse(b); err != nil || !cmp.Equal(want, got) {
+		t.Errorf("Parse(packaged file) = %+v, %v; want the defaults", got, err)
+	}
+	setting := regexp.MustCompile(`(?m)^# (( *)[a-z_]+:.*)$`)
+	all := setting.ReplaceAllString(string(b), "$1")
+	got, err := configfile.Parse([]byte(all))
+	if err != nil {
+		t.Fatalf("Parse(packaged file with all settings) = %v\n%s", err, all)
+	}
+	if got.Server == "" || got.SocketGroup == "" || len(got.Labels) == 0 {
+		t.Errorf("the packaged file does not show server, socket_group and labels: %+v", got)
+	}
+	got.Server, got.SocketGroup, got.Labels = "", "", nil
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what the packaged file shows is not the default (-default +shown):\n%s", diff)
+	}
+	for _, key := range []string{"server", "state_dir", "run_dir", "policy_file", "join_file", "socket_group", "labels", "log_level", "output", "bytes_per_second", "retention"} {
+		if !strings.Contains(string(b), key+":") {
+			t.Errorf("the packaged file does not show %s", key)
+		}
 	}
 }
 

@@ -8,7 +8,9 @@ import (
 	"io"
 	"net"
 	"os"
+	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -55,7 +57,7 @@ func ReadBundle(path string) (*Bundle, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read join bundle: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("read join bundle: %w", err)
@@ -80,7 +82,7 @@ func ParseBundle(data []byte) (*Bundle, error) {
 	}
 	m := new(agentv1.JoinBundle)
 	if err := protojson.Unmarshal(data, m); err != nil {
-		return nil, fmt.Errorf("%w: %w; make a new one with: millctl node token create NODE --out join.json", ErrBundle, err)
+		return nil, fmt.Errorf("%w: %s; make a new one with: millctl node token create NODE --out join.json", ErrBundle, decodeProblem(err))
 	}
 	b := &Bundle{Server: m.GetServer(), token: m.GetToken()}
 	if m.GetVersion() != bundleVersion {
@@ -119,6 +121,17 @@ func ParseBundle(data []byte) (*Bundle, error) {
 	b.Floor = m.GetFloor().AsTime()
 	b.Expires = m.GetExpires().AsTime()
 	return b, nil
+}
+
+// decodeProblem says where a bundle cannot be read. Only of an unknown field is
+// the decoder's own text kept: in others it quotes the bundle, which holds the
+// token.
+func decodeProblem(err error) string {
+	if strings.Contains(err.Error(), "unknown field") {
+		return err.Error()
+	}
+	where := regexp.MustCompile(`line \d+:\d+`).FindString(err.Error())
+	return strings.TrimSpace("it is not the JSON of a join bundle " + where)
 }
 
 func (b *Bundle) tokenSHA256() string {

@@ -197,7 +197,7 @@ func (e *Enrolment) Run(ctx context.Context) error {
 		}
 		err := e.renew(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it was told to end
 		}
 		if err == nil {
 			wait, due = renewFirst, e.renewAt(e.cfg.Now())

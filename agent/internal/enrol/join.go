@@ -80,8 +80,14 @@ func Ensure(ctx context.Context, cfg Config, bundlePath string) (*Enrolment, err
 	case have == nil && bundleErr != nil:
 		return nil, bundleErr
 	case have == nil:
+		warnExposed(cfg, bundle, bundlePath)
 		return Join(ctx, cfg, bundle)
-	case bundleErr != nil || have.node.TokenSHA256 == bundle.tokenSHA256():
+	case bundleErr != nil:
+		if !errors.Is(bundleErr, fs.ErrNotExist) {
+			cfg.Log.Warn("join bundle cannot be read, going on with the identity at hand", "path", bundlePath, "err", bundleErr)
+		}
+		return have, nil
+	case have.node.TokenSHA256 == bundle.tokenSHA256():
 		return have, nil
 	}
 	if !cfg.Now().Before(have.NotAfter()) {
@@ -93,6 +99,12 @@ func Ensure(ctx context.Context, cfg Config, bundlePath string) (*Enrolment, err
 		return have, nil
 	}
 	return again, nil
+}
+
+func warnExposed(cfg Config, b *Bundle, path string) {
+	if b.Exposed {
+		cfg.Log.Warn("others can read the join bundle and its token: set its mode with chmod 600", "path", path)
+	}
 }
 
 // Join enrols the host with a bundle. It makes the node's key first and keeps
@@ -208,8 +220,8 @@ func callJoin(ctx context.Context, cfg Config, b *Bundle, req *agentv1.JoinReque
 		return nil, joinError{fmt.Errorf("join %s: %w", cfg.address(b.Server), *why)}
 	}
 	err = fmt.Errorf("join %s: %w", cfg.address(b.Server), err)
-	switch status.Code(err) {
-	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument, codes.Unimplemented:
+	final := []codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument, codes.Unimplemented}
+	if slices.Contains(final, status.Code(err)) {
 		return nil, joinError{err}
 	}
 	return nil, err

@@ -56,7 +56,7 @@ func newAuthority(t *testing.T) *authority {
 // start serves until the test ends or stop is called.
 func (a *authority) start(t *testing.T, addr string) (stop func()) {
 	t.Helper()
-	l, err := net.Listen("tcp", addr)
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -326,7 +326,7 @@ func (t *task) verify(ctx context.Context, i int, step tasks.Step) error {
 			return err // the last event tells of the last step
 		}
 		rec, err := tx.Task(t.id)
-		if err != nil || rec.GetEvents() >= maxOptionalEvents {
+		if err != nil || rec.GetEvents() >= maxWithSteps {
 			return err
 		}
 		err = t.emitOptional(tx, rec, &taskv1.Event{Payload: &taskv1.Event_StepEnded{StepEnded: &taskv1.StepEnded{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -46,11 +47,31 @@ func (c *testClock) move(d time.Duration) {
 	c.off += d
 }
 
+// memoryDir is a directory in memory, where there is one: what is durable is
+// tested by package state, and thousands of flushes take minutes.
+func memoryDir(t testing.TB) string {
+	t.Helper()
+	const shm = "/dev/shm"
+	if info, err := os.Stat(shm); err != nil || !info.IsDir() {
+		return t.TempDir()
+	}
+	dir, err := os.MkdirTemp(shm, "millwright-executor-")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("remove %s: %v", dir, err)
+		}
+	})
+	return dir
+}
+
 func openStore(t testing.TB, dir, boot string, clock *testClock) *state.Store {
 	t.Helper()
 	s, err := state.Open(t.Context(), state.Config{
 		Dir: dir, Node: "gpu-001", Generation: 1, BootID: boot, Clock: clock,
-		Logger: slog.New(slog.DiscardHandler), JustJoined: true, JoinFloor: t0.Add(-time.Hour),
+		Logger: discard(), JustJoined: true, JoinFloor: t0.Add(-time.Hour),
 	})
 	if err != nil {
 		t.Fatalf("open state: %v", err)
@@ -165,3 +186,5 @@ func waitEvent(ctx context.Context, s *state.Store, match func(*taskv1.Event) bo
 		}
 	}
 }
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }

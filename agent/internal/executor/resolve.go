@@ -22,6 +22,9 @@ func (t *task) resolve(ctx context.Context) error {
 	if !ok {
 		return t.finish(ctx, end{state: refused, reason: reasonPrecondition, message: "its spec is no ResolveSpec"})
 	}
+	if err := t.e.newTask(spec.GetTaskId()).load(); errors.Is(err, state.ErrNotFound) {
+		return t.resolveLost(ctx, spec)
+	}
 	var names []string
 	for _, a := range t.rec.GetAuthorizedBy() {
 		names = append(names, a.GetName())
@@ -46,6 +49,21 @@ func (t *task) resolve(ctx context.Context) error {
 		return t.finish(ctx, end{state: refused, reason: refusal.Reason, message: refusal.Message})
 	}
 	return err
+}
+
+// resolveLost settles a task that this node does not know, since it lost the
+// journal that held it: the server still does. Nothing can be checked or ended
+// here, so that only giving it up is true.
+func (t *task) resolveLost(ctx context.Context, spec *taskv1.ResolveSpec) error {
+	if spec.GetAs() != taskv1.ResolveAs_RESOLVE_AS_ABANDON {
+		return t.finish(ctx, end{state: refused, reason: reasonPrecondition, message: fmt.Sprintf(
+			"task %s is not in this node's journal, so that nothing can be checked: settle it as abandon, and sign it again", spec.GetTaskId())})
+	}
+	result, err := anypb.New(&taskv1.ResolveResult{State: abandoned.String()})
+	if err != nil {
+		return fmt.Errorf("pack result of task %s: %w", t.id, err)
+	}
+	return t.finish(ctx, end{state: succeeded, result: result})
 }
 
 // Resolve settles a held task by the word of root on the node. The error is a

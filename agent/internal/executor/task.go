@@ -26,8 +26,13 @@ import (
 const kindResolve = "task.resolve"
 
 // Optional events leave room for those that a task must be able to cause until
-// it ends: planned, started, undoing, held, an intent and finished.
-const maxOptionalEvents = MaxEvents - 6
+// it ends: planned and started, then undoing, held, an intent and finished.
+// Those about steps leave room for two more that say that the task was resumed.
+const (
+	maxBeforePlan = MaxEvents - 6
+	maxAfterPlan  = MaxEvents - 4
+	maxWithSteps  = maxAfterPlan - 2
+)
 
 // task is one task in the hands of its goroutine.
 type task struct {
@@ -182,7 +187,11 @@ func (t *task) emit(tx *state.Tx, rec *agentv1.TaskRecord, ev *taskv1.Event) err
 
 // emitOptional appends an event while there is room for it.
 func (t *task) emitOptional(tx *state.Tx, rec *agentv1.TaskRecord, ev *taskv1.Event) error {
-	if rec.GetEvents() >= maxOptionalEvents {
+	limit := uint32(maxBeforePlan)
+	if len(rec.GetPlanDigest()) > 0 {
+		limit = maxAfterPlan
+	}
+	if rec.GetEvents() >= limit {
 		return nil
 	}
 	return t.emit(tx, rec, ev)

@@ -77,13 +77,19 @@ func TestCommandIsAdopted(t *testing.T) {
 	kill()
 	wg.Wait()
 	systemctl(t, "daemon-reexec")
-	h := newNode(t, state).ForStep(task, 0)
+	found := &sighting{text: "found running", seen: make(chan struct{})}
+	h := loggingNode(t, state, found).ForStep(task, 0)
 	unit := shim.ID{TaskID: task, Attempt: 1}.Unit()
 	u, err := h.Unit(t.Context(), unit)
 	if err != nil || u.Active != "active" {
 		t.Fatalf("the unit: %+v, %v", u, err)
 	}
 	wg.Go(func() {
+		select { // it is let go only when the second agent has found it
+		case <-found.seen:
+		case <-time.After(10 * time.Second):
+			t.Error("the second agent has not found it running")
+		}
 		if err := os.WriteFile(gate, []byte("go\n"), 0); err != nil {
 			t.Error(err)
 		}
@@ -96,6 +102,20 @@ func TestCommandIsAdopted(t *testing.T) {
 	if b, err := os.ReadFile(up); err != nil || string(b) != "x\n" {
 		t.Errorf("it ran %q, %v", b, err)
 	}
+}
+
+// sighting is a log in which a text is waited for.
+type sighting struct {
+	text string
+	seen chan struct{}
+	once sync.Once
+}
+
+func (s *sighting) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), s.text) {
+		s.once.Do(func() { close(s.seen) })
+	}
+	return len(p), nil
 }
 
 // Twenty agents at once start one program.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -46,13 +47,19 @@ func needNode(t *testing.T) {
 // newNode returns the machine, with a state directory of its own.
 func newNode(t *testing.T, state string) *nodehost.Node {
 	t.Helper()
+	return loggingNode(t, state, t.Output())
+}
+
+// loggingNode returns the machine, which logs to w.
+func loggingNode(t *testing.T, state string, w io.Writer) *nodehost.Node {
+	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := nodehost.New(nodehost.Config{
 		StateDir: state, Executable: exe, Clock: clock.System{},
-		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), ProbeTimeout: 2 * time.Second,
+		Logger: slog.New(slog.NewTextHandler(w, nil)), ProbeTimeout: 2 * time.Second,
 	})
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -257,6 +264,24 @@ func TestBusyMount(t *testing.T) {
 	_ = busy.Wait() // it was killed
 	must(t, h.StopUnit(t.Context(), name))
 	must(t, h.RemoveDir(t.Context(), mountPoint))
+}
+
+// What a mount that failed has left behind is ended.
+func TestFailedMountLeavesNothing(t *testing.T) {
+	needNode(t)
+	h, helper, pidFile := newHost(t), "/sbin/mount.mwtestbad", filepath.Join(t.TempDir(), "pid")
+	must(t, os.WriteFile(helper, []byte("#!/bin/sh\nsleep 1000 & echo $! > "+pidFile+"\necho no such volume >&2\nexit 1\n"), 0o755))
+	t.Cleanup(func() { must(t, os.Remove(helper)) })
+	must(t, h.MakeDir(t.Context(), mountPoint, 0o755))
+	t.Cleanup(func() { _ = os.Remove(mountPoint) }) // the cleanup of the unit runs first
+	name := "mnt-mwtest.mount"
+	writeUnit(t, h, name, "[Mount]\nWhat=srv:/v\nWhere="+mountPoint+"\nType=mwtestbad\nTimeoutSec=10\n")
+	if err := h.StartUnit(t.Context(), name); !errors.Is(err, host.ErrJob) || !strings.Contains(err.Error(), "no such volume") {
+		t.Errorf("error %v", err)
+	}
+	pid, err := os.ReadFile(pidFile)
+	must(t, err)
+	eventually(t, "its end", func() bool { return !exists("/proc/" + strings.TrimSpace(string(pid))) })
 }
 
 // Users are found by what they hold, in this mount namespace and in others.

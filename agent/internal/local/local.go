@@ -83,7 +83,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer lock.Close() //nolint:errcheck // nothing was written
+	defer lock.Close()
 	l, err := s.listen()
 	if err != nil {
 		return err

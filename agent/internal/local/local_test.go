@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -69,7 +68,7 @@ func start(t *testing.T, n local.Node) string {
 
 func serve(t *testing.T, dir string, n local.Node) (stop func()) {
 	t.Helper()
-	s := local.New(local.Config{Node: n, RunDir: dir, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	s := local.New(local.Config{Node: n, RunDir: dir, Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -83,7 +82,7 @@ func serve(t *testing.T, dir string, n local.Node) (stop func()) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
-		c, err := net.Dial("unix", filepath.Join(dir, local.SocketName))
+		c, err := new(net.Dialer).DialContext(t.Context(), "unix", filepath.Join(dir, local.SocketName))
 		if err == nil {
 			_ = c.Close()
 			return stop

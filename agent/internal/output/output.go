@@ -178,11 +178,11 @@ func (u *Uploader) sweep(ctx context.Context) {
 func (u *Uploader) Serve(ctx context.Context, conn grpc.ClientConnInterface) error {
 	skip, places := map[ID]time.Time{}, map[place]*position{}
 	pause := time.Second
-	for ctx.Err() == nil {
+	for {
 		up := &upload{Uploader: u, conn: conn, places: places, skip: skip}
 		err := up.run(ctx)
 		if ctx.Err() != nil {
-			break
+			return nil //nolint:nilerr // it was asked to end
 		}
 		if up.progress {
 			pause = time.Second
@@ -199,7 +199,6 @@ func (u *Uploader) Serve(ctx context.Context, conn grpc.ClientConnInterface) err
 		timer.Stop()
 		pause = min(2*pause, time.Minute)
 	}
-	return nil
 }
 
 func notify(c chan<- struct{}) {

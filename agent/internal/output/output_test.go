@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -62,7 +61,7 @@ func (s *store) UploadOutput(rpc agentv1.AgentService_UploadOutputServer) error 
 	for n := 1; ; n++ {
 		m, err := rpc.Recv()
 		if err != nil {
-			return nil
+			return err
 		}
 		r, err := s.take(m)
 		if err != nil {
@@ -102,6 +101,12 @@ func (s *store) has(p part) (data []byte, complete bool, total uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.data[p]), s.complete[p], s.total[p]
+}
+
+func (s *store) counts() (pieces, streams int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pieces, s.streams
 }
 
 // node holds commands in memory and what was recorded of them.
@@ -255,7 +260,7 @@ func start(t *testing.T, s *store, n *node, change func(*output.Config), l net.L
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := output.Config{Files: n, Ledger: n, Clock: clock.System{}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), BytesPerSecond: 1 << 30}
+	cfg := output.Config{Files: n, Ledger: n, Clock: clock.System{}, Logger: slog.New(slog.DiscardHandler), BytesPerSecond: 1 << 30}
 	if change != nil {
 		change(&cfg)
 	}
@@ -377,6 +382,8 @@ func TestWholeOutput(t *testing.T) {
 				if _, complete, _ := s.has(part{"t1", 2, stdout, head}); !complete {
 					t.Errorf("the head is not complete on the server")
 				}
+				s.mu.Lock()
+				defer s.mu.Unlock()
 				if s.largest > output.ChunkBytes {
 					t.Errorf("a piece had %d bytes, at most %d are allowed", s.largest, output.ChunkBytes)
 				}
@@ -406,9 +413,9 @@ func TestLiveHead(t *testing.T) {
 		if _, complete, total := s.has(p); !complete || total != 5000 {
 			t.Errorf("total = %d, complete %v; want 5000 and the head complete", total, complete)
 		}
-		before := s.pieces
+		before, _ := s.counts()
 		<-time.After(time.Minute)
-		if got := s.pieces; got != before {
+		if got, _ := s.counts(); got != before {
 			t.Errorf("%d pieces were sent while nothing was written", got-before)
 		}
 		if n.isSent(id) {
@@ -432,6 +439,8 @@ func TestPace(t *testing.T) {
 		begun := time.Now()
 		id := n.add("t1", 0, ended(1<<20, 256<<10, 1<<30), stream{ended: true})
 		until(t, "output sent", func() bool { return n.isSent(id) })
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		if d := s.times[len(s.times)-1].Sub(begun); d < 4900*time.Millisecond || d > 7*time.Second {
 			t.Errorf("1.25 MiB at 256 KiB/s took %v, want about 5s", d)
 		}
@@ -449,8 +458,8 @@ func TestRefusedTaskHoldsNobodyUp(t *testing.T) {
 		if n.isSent(a) {
 			t.Error("a refused output counts as sent")
 		}
-		if s.streams > 15 {
-			t.Errorf("%d streams were opened in ten minutes for a refused task", s.streams)
+		if _, streams := s.counts(); streams > 15 {
+			t.Errorf("%d streams were opened in ten minutes for a refused task", streams)
 		}
 	})
 }
@@ -472,10 +481,10 @@ func TestWanted(t *testing.T) {
 		}
 		until(t, "sent again", func() bool { return whole(0, 20<<10) && whole(1, 5) })
 		<-time.After(2 * time.Second)
-		before := s.pieces
+		before, _ := s.counts()
 		<-time.After(time.Minute)
-		if s.pieces != before {
-			t.Errorf("%d pieces were sent after all was there", s.pieces-before)
+		if got, _ := s.counts(); got != before {
+			t.Errorf("%d pieces were sent after all was there", got-before)
 		}
 	})
 }
@@ -483,7 +492,9 @@ func TestWanted(t *testing.T) {
 func TestLyingServer(t *testing.T) {
 	s, n := newStore(), newNode()
 	inBubble(t, s, n, nil, func(t *testing.T, _ *output.Uploader) {
+		s.mu.Lock()
 		s.data[part{"t1", 0, stdout, head}] = fill(500, 9) // more than there ever was
+		s.mu.Unlock()
 		id := n.add("t1", 0, ended(5, 0, 5), stream{ended: true})
 		<-time.After(10 * time.Minute)
 		if n.isSent(id) {
@@ -508,7 +519,9 @@ func TestDeletion(t *testing.T) {
 			s, n := newStore(), newNode()
 			inBubble(t, s, n, nil, func(t *testing.T, _ *output.Uploader) {
 				n.add("t1", 0, ended(5, 0, 5), stream{ended: true})
+				n.mu.Lock()
 				tc.set(n)
+				n.mu.Unlock()
 				<-time.After(tc.after)
 				synctest.Wait()
 				n.mu.Lock()
@@ -545,7 +558,7 @@ func TestNoFiles(t *testing.T) {
 
 // TestLoopback sends over a real socket.
 func TestLoopback(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"io"
 	"log/slog"
 	"math/big"
 	"net"
@@ -77,7 +76,7 @@ type listener struct {
 
 func loopback(t *testing.T) listener {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -426,7 +425,7 @@ func start(t *testing.T, n *node, s *server, change func(*session.Config)) *sess
 	n.identity = s.identity
 	cfg := session.Config{
 		Identities: n, Journal: n, Tasks: n, Trust: n, Node: n, Clock: clock.System{},
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Version: "1.2.3", Credits: 32,
+		Logger: slog.New(slog.DiscardHandler), Version: "1.2.3", Credits: 32,
 		Kinds: []*agentv1.KindSupport{{Kind: "storage.mount", Revision: 1}}, Dial: s.dial,
 	}
 	if change != nil {

@@ -173,20 +173,19 @@ func (s *Session) Status() Status {
 // Run keeps a session open until ctx ends, and returns nil then. No fault of
 // the server, the network or the identity ends it.
 func (s *Session) Run(ctx context.Context) error {
+	defer s.failed(errStopped)
 	var pause backoff
 	for ctx.Err() == nil {
 		id, err := s.identity(ctx)
-		if err != nil {
-			s.failed(err)
-			if !wait(ctx, pause.next(), nil) {
-				break
-			}
-			continue
-		}
+		var ended ending
 		begun := time.Now()
-		ended := s.once(ctx, id)
+		if err == nil {
+			ended = s.once(ctx, id)
+		} else {
+			ended = ending{err: err}
+		}
 		if ctx.Err() != nil {
-			break
+			return nil
 		}
 		s.failed(ended.err)
 		if ended.welcomed && time.Since(begun) >= steady {
@@ -200,7 +199,6 @@ func (s *Session) Run(ctx context.Context) error {
 		s.log.WarnContext(ctx, "no session", "server", id.Server, "err", ended.err, "retry_in", delay.Round(time.Millisecond))
 		wait(ctx, delay, id.Replaced)
 	}
-	s.failed(errStopped)
 	return nil
 }
 
@@ -238,16 +236,13 @@ func (s *Session) serverTime(server, local time.Time) {
 	}
 }
 
-// wait returns true after d or once early is closed, and false when ctx ends.
-func wait(ctx context.Context, d time.Duration, early <-chan struct{}) bool {
+// wait returns after d, once early is closed, or when ctx ends.
+func wait(ctx context.Context, d time.Duration, early <-chan struct{}) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-		return false
 	case <-timer.C:
-		return true
 	case <-early:
-		return true
 	}
 }

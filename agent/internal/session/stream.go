@@ -23,7 +23,7 @@ const (
 	// welcomeWithin bounds the time from the dial to the Welcome.
 	welcomeWithin = 30 * time.Second
 	// endBefore is how long before the certificate's end a session ends.
-	endBefore = 5 * time.Second
+	endBefore = 2 * time.Second
 	// drainWithin is how long a session goes on after a DrainNotice, so that
 	// what is under way can be acknowledged.
 	drainWithin = 10 * time.Second

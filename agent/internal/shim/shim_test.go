@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -21,7 +20,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/gpuaas/millwright/agent/internal/shim"
-	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
@@ -101,10 +99,27 @@ func TestOutput(t *testing.T) {
 
 // 200 MB pass in constant memory.
 func TestMemory(t *testing.T) {
-	dir := newCommand(t, program(t, "emit", "200000000"))
+	passed := filepath.Join(t.TempDir(), "passed")
+	dir := newCommand(t, &taskv1.CommandStep{Argv: []string{
+		"/bin/sh", "-c", `"$0" emit 200000000; : > "$1"; exec sleep 60`, self(t), passed,
+	}})
 	c := shimFor(t, dir)
-	if err := c.Run(); err != nil {
+	if err := c.Start(); err != nil {
 		t.Fatal(err)
+	}
+	eventually(t, "the output", func() bool { return exists(passed) })
+	status := readFile(t, fmt.Sprintf("/proc/%d/status", c.Process.Pid))
+	var kib int
+	_, after, _ := strings.Cut(string(status), "VmHWM:")
+	if _, err := fmt.Sscanf(after, "%d kB", &kib); err != nil {
+		t.Fatalf("%v in %s", err, status)
+	}
+	t.Logf("the shim took %d KiB", kib)
+	if kib > maxShimKiB {
+		t.Errorf("the shim took %d KiB, want at most %d", kib, maxShimKiB)
+	}
+	if err := errors.Join(c.Process.Signal(syscall.SIGTERM), c.Wait()); err != nil {
+		t.Error(err)
 	}
 	rec, err := dir.Result()
 	if err != nil {
@@ -112,15 +127,6 @@ func TestMemory(t *testing.T) {
 	}
 	if n := rec.GetOutcome().GetStdout().GetTotalBytes(); n != 200000000 {
 		t.Errorf("total %d", n)
-	}
-	usage, ok := c.ProcessState.SysUsage().(*syscall.Rusage)
-	if !ok {
-		t.Fatal("no resource usage")
-	}
-	if kib := usage.Maxrss; kib > 40<<10 {
-		t.Errorf("the shim took %d KiB", kib)
-	} else {
-		t.Logf("the shim took %d KiB", kib)
 	}
 }
 
@@ -301,103 +307,6 @@ func TestStop(t *testing.T) {
 				t.Errorf("outcome %v", o)
 			}
 		})
-	}
-}
-
-// A shim that is killed leaves a marker and no result; its death is noted by the
-// next invocation of systemd and nothing is made up.
-func TestShimIsKilled(t *testing.T) {
-	up := filepath.Join(t.TempDir(), "up")
-	dir := newCommand(t, program(t, "wait", up))
-	c := shimFor(t, dir)
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the program", func() bool { return exists(up) })
-	if err := c.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = c.Wait() // it was killed
-
-	other := shimFor(t, dir, "--post")
-	other.Env = []string{"INVOCATION_ID=another", "SERVICE_RESULT=success"}
-	post := shimFor(t, dir, "--post")
-	post.Env = append(post.Env, "SERVICE_RESULT=oom-kill", "EXIT_CODE=killed", "EXIT_STATUS=KILL")
-	for _, c := range []*exec.Cmd{other, post} {
-		if err := c.Run(); err != nil {
-			t.Fatalf("post: %v %s", err, c.Stderr)
-		}
-	}
-	if got, want := dir.Death(), "the shim ended with result oom-kill (killed, KILL)"; got != want {
-		t.Errorf("death %q, want %q", got, want)
-	}
-	if _, err := dir.Result(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("result: %v", err)
-	}
-	if code := runShim(t, dir); code != 3 {
-		t.Errorf("the next shim exited with %d", code)
-	}
-}
-
-// After a recorded end, post changes nothing.
-func TestPostAfterResult(t *testing.T) {
-	dir := newCommand(t, program(t, "exit", "0"))
-	outcome(t, dir)
-	if err := shimFor(t, dir, "--post").Run(); err != nil {
-		t.Fatal(err)
-	}
-	if d := dir.Death(); d != "" {
-		t.Errorf("death %q", d)
-	}
-}
-
-// Records as a loss of power may leave them are never taken for an end.
-func TestDamagedRecords(t *testing.T) {
-	whole, err := proto.Marshal(&agentv1.CommandRecord{
-		TaskId: "t", Outcome: &taskv1.CommandOutcome{ExitCode: 1, InvocationId: "i"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for n := range len(whole) {
-		dir := newCommand(t, program(t, "exit", "0"))
-		if err := os.WriteFile(inDir(dir, "result"), whole[:n], 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if rec, err := dir.Result(); !errors.Is(err, shim.ErrRecord) {
-			t.Errorf("%d of %d bytes: %v %v", n, len(whole), rec, err)
-		}
-	}
-	dir := newCommand(t, program(t, "exit", "0"))
-	if err := os.WriteFile(inDir(dir, "start"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if code := runShim(t, dir); code != 3 {
-		t.Errorf("with an empty marker the shim exited with %d", code)
-	}
-}
-
-// A burnt command can never be started, and says why.
-func TestBurn(t *testing.T) {
-	count := filepath.Join(t.TempDir(), "count")
-	dir := newCommand(t, program(t, "append", count))
-	why := fmt.Errorf("start unit: %w", syscall.ECONNREFUSED)
-	if err := dir.Burn(&agentv1.CommandRecord{TaskId: "018f-test"}, why); err != nil {
-		t.Fatal(err)
-	}
-	if code := runShim(t, dir); code != 3 || exists(count) {
-		t.Errorf("the shim exited with %d", code)
-	}
-	rec, err := dir.Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := shim.Outcome(rec); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("error %v", err)
-	}
-	if err := dir.Burn(&agentv1.CommandRecord{}, why); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("a second burn: %v", err)
 	}
 }
 

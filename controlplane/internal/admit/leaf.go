@@ -86,7 +86,7 @@ func (c *checker) leaf(i int, leaf *taskv1.TaskLeaf) error {
 	return nil
 }
 
-// spec checks kind and spec, and reports whether the kind is known.
+// spec checks kind and spec, and reports whether the kind is known at that revision.
 func (c *checker) spec(i int, leaf *taskv1.TaskLeaf) bool {
 	kind, err := c.registry.Kind(leaf.GetKind())
 	if err != nil {
@@ -102,7 +102,7 @@ func (c *checker) spec(i int, leaf *taskv1.TaskLeaf) bool {
 	if errors.Is(err, tasks.ErrUnknownKind) {
 		c.add(codes.InvalidArgument, "UNKNOWN_KIND", rpcerr.Violation{Field: at(i, "revision"), Value: fmt.Sprint(leaf.GetRevision()),
 			Rule: fmt.Sprintf("this server knows %s up to revision %d; update it first", kind.Kind, kind.Revision)})
-		return true
+		return false
 	}
 	if err == nil {
 		err = kind.Validate(spec)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,6 +57,7 @@ change.
 Environment: MILLWRIGHT_HOME is the directory of keys and contexts, by default
 $XDG_CONFIG_HOME/millwright or ~/.config/millwright. MILLWRIGHT_CONTEXT is the
 context to use.`
+	root.Version = version()
 	root.SilenceErrors = true
 	root.SilenceUsage = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -62,6 +65,15 @@ context to use.`
 	})
 	root.PersistentFlags().StringVar(&a.context, "context", "", "the context to use instead of the current one")
 	return root
+}
+
+// version is the version that the build stamped.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" {
+		return "devel"
+	}
+	return info.Main.Version
 }
 
 // group is a command that only holds others.
@@ -108,10 +120,8 @@ func (a *app) outputFlag(cmd *cobra.Command, formats ...string) {
 	formats = append([]string{formatTable, formatJSON}, formats...)
 	cmd.Flags().StringVarP(&a.format, "output", "o", formatTable, "the form of the output: "+strings.Join(formats, ", "))
 	cmd.PreRunE = func(*cobra.Command, []string) error {
-		for _, f := range formats {
-			if a.format == f {
-				return nil
-			}
+		if slices.Contains(formats, a.format) {
+			return nil
 		}
 		return usagef("--output: %q: must be one of %s", a.format, strings.Join(formats, ", "))
 	}

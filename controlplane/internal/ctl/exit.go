@@ -85,6 +85,7 @@ func exitOf(c codes.Code) int {
 		return exitNotFound
 	case codes.AlreadyExists, codes.FailedPrecondition, codes.Aborted:
 		return exitConflict
+	default:
+		return exitError
 	}
-	return exitError
 }

@@ -86,11 +86,8 @@ func temporary(err error) bool {
 	if errors.Is(err, io.EOF) {
 		return true
 	}
-	switch status.Code(err) {
-	case codes.Unavailable, codes.Aborted, codes.ResourceExhausted:
-		return true
-	}
-	return false
+	code := status.Code(err)
+	return code == codes.Unavailable || code == codes.Aborted || code == codes.ResourceExhausted
 }
 
 func why(c *client, err error) error {

@@ -107,11 +107,12 @@ func taskText(t *taskv1.Task, events []*taskv1.TaskEvent) string {
 	var b strings.Builder
 	must(table(&b, headRows(t)))
 	typed(&b, "Spec", t.GetSpec())
-	if p := t.GetPlan(); t.GetMode() == taskv1.Mode_MODE_PLAN && p != nil {
+	if t.GetMode() == taskv1.Mode_MODE_PLAN {
 		section(&b, "Plan")
 		b.WriteString(planText(t))
+	} else {
+		typed(&b, "Result", t.GetResult())
 	}
-	typed(&b, "Result", t.GetResult())
 	if len(t.GetConditions()) > 0 {
 		section(&b, "Conditions")
 		must(table(&b, conditionRows(t.GetConditions())))
@@ -205,8 +206,9 @@ func undoText(t *taskv1.Task) string {
 		return "complete: the node is as it was"
 	case taskv1.UndoState_UNDO_STATE_NOT_POSSIBLE:
 		return "not possible: at least one step stands"
+	default:
+		return ""
 	}
-	return ""
 }
 
 func signers(t *taskv1.Task) string {

@@ -173,5 +173,6 @@ func (r *logReader) end(at place, o *taskv1.Output) {
 		r.app.remark("[step %d %s: the node has not sent all of it yet; try again, or follow it with -f]", at.step, word(at.stream))
 	case taskv1.OutputState_OUTPUT_STATE_OPEN:
 		r.app.remark("[step %d %s: it is still being written; follow it with -f]", at.step, word(at.stream))
+	default: // all of it was printed
 	}
 }

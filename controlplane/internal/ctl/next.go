@@ -12,6 +12,11 @@ func next(t *taskv1.Task) []string {
 	var lines []string
 	switch t.GetState() {
 	case taskv1.TaskState_TASK_STATE_HELD:
+		if t.GetReason() == "JOURNAL_LOST" {
+			return append(look(t),
+				"look at the node, then give the task up: millctl task resolve "+id+" --as abandon --reason '...'",
+				"if it is still wanted: millctl task retry "+id)
+		}
 		return append(look(t),
 			"look at the node, then settle the task in one of these ways:",
 			"millctl task resolve "+id+" --as accept --reason '...'   (what it was to do is done)",
@@ -33,6 +38,7 @@ func next(t *taskv1.Task) []string {
 			"follow it: millctl task watch "+id)
 	case taskv1.TaskState_TASK_STATE_ACCEPTED, taskv1.TaskState_TASK_STATE_WAITING, taskv1.TaskState_TASK_STATE_RUNNING:
 		lines = append(look(t), "follow it: millctl task watch "+id, "stop it: millctl task cancel "+id)
+	default: // it succeeded, or waits for people
 	}
 	return lines
 }

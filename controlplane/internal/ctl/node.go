@@ -197,11 +197,12 @@ func nodeNext(n *nodev1.Node) []string {
 		return []string{"on the node: systemctl status millwrightd; journalctl -u millwrightd"}
 	case nodev1.NodeState_NODE_STATE_EVICTED:
 		return []string{"to admit it again: millctl node token create " + name + " --out join.json"}
+	default:
+		if n.GetHeldTasks() > 0 {
+			return []string{"see what waits for you: millctl task list -n " + name + " --state held"}
+		}
+		return nil
 	}
-	if n.GetHeldTasks() > 0 {
-		return []string{"see what waits for you: millctl task list -n " + name + " --state held"}
-	}
-	return nil
 }
 
 func (a *app) nodeEvictCmd() *cobra.Command {

@@ -26,7 +26,7 @@ func (a *app) printPlans(tasks []*taskv1.Task) error {
 func planText(t *taskv1.Task) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Plan of %s on %s (task %s)\n", t.GetKind(), t.GetNode(), t.GetId())
-	p := t.GetPlan()
+	p := planOf(t)
 	switch {
 	case p == nil:
 		fmt.Fprintf(&b, "  no plan: the task is %s\n", word(t.GetState()))
@@ -57,6 +57,15 @@ func planText(t *taskv1.Task) string {
 		fmt.Fprintf(&b, "  Digest %x\n", t.GetPlanDigest())
 	}
 	return b.String()
+}
+
+// planOf is a task's plan. Of a task that only plans it is the result.
+func planOf(t *taskv1.Task) *taskv1.Plan {
+	p := &taskv1.Plan{}
+	if t.GetPlan() == nil && t.GetResult().UnmarshalTo(p) == nil {
+		return p
+	}
+	return t.GetPlan()
 }
 
 func stepNote(s *taskv1.PlannedStep) string {

@@ -244,6 +244,9 @@ func (a *app) validateOnly(ctx context.Context, c *client, leaves []*taskv1.Task
 		}
 		req.Leaves = append(req.Leaves, &taskv1.SignedLeaf{Leaf: b})
 	}
+	if err := checkSize(req.GetLeaves()); err != nil {
+		return err
+	}
 	resp, err := c.tasks.CreateTasks(ctx, req)
 	if err != nil {
 		return c.explainTasks(ctx, "validate tasks", err, leaves)

@@ -18,8 +18,11 @@ import (
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
-// maxLeaves is the largest number of tasks in one request.
-const maxLeaves = 1000
+// The limits of one request.
+const (
+	maxLeaves    = 1000
+	maxLeafBytes = 4 << 20
+)
 
 // signOptions are the flags of commands that sign.
 type signOptions struct {
@@ -42,7 +45,7 @@ func (o *signOptions) flags(cmd *cobra.Command) {
 // window checks the flags and returns when the tasks may start.
 func (o *signOptions) window(now time.Time) (envelope.Window, error) {
 	w := envelope.Window{IssuedAt: now, NotBefore: now}
-	if err := o.waitOptions.check(); err != nil {
+	if err := o.check(); err != nil {
 		return w, err
 	}
 	if o.notBefore != "" {
@@ -162,7 +165,19 @@ func (c *client) sign(leaves []*taskv1.TaskLeaf, w envelope.Window) (*taskv1.Cre
 	if err != nil {
 		return nil, malformed(err)
 	}
-	return &taskv1.CreateTasksRequest{Envelope: env, Leaves: signed}, nil
+	return &taskv1.CreateTasksRequest{Envelope: env, Leaves: signed}, checkSize(signed)
+}
+
+// checkSize refuses what would not fit one request.
+func checkSize(leaves []*taskv1.SignedLeaf) error {
+	size := 0
+	for _, l := range leaves {
+		size += len(l.GetLeaf())
+	}
+	if size > maxLeafBytes {
+		return usagef("%d tasks have %d bytes in all; one request holds at most %d: name fewer nodes in one command, or make the spec smaller", len(leaves), size, maxLeafBytes)
+	}
+	return nil
 }
 
 // malformed makes a person's mistake of what breaks a rule of the format.
@@ -177,14 +192,14 @@ func malformed(err error) error {
 // answer may have been lost it says how to find out.
 func (c *client) uncreated(ctx context.Context, err error, requestID string, leaves []*taskv1.TaskLeaf) error {
 	told := c.explainTasks(ctx, "create tasks", err, leaves)
-	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Unknown, codes.Internal:
-		code := exitError
-		var f *failure
-		if errors.As(told, &f) {
-			code = f.code
-		}
-		return &failure{code: code, err: fmt.Errorf("%w\nif the request did arrive, the tasks exist; repeat the same command with --request-id %s to get them or to create them once", told, requestID)}
+	unknown := []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Unknown, codes.Internal}
+	if !slices.Contains(unknown, status.Code(err)) {
+		return told
 	}
-	return told
+	code := exitError
+	var f *failure
+	if errors.As(told, &f) {
+		code = f.code
+	}
+	return &failure{code: code, err: fmt.Errorf("%w\nif the request did arrive, the tasks exist; repeat the same command with --request-id %s to get them or to create them once", told, requestID)}
 }

@@ -102,6 +102,7 @@ func wayOut(c codes.Code) string {
 		return "the server does not serve this; is it older than millctl? Compare with: millctl whoami"
 	case codes.DeadlineExceeded:
 		return "the server did not answer in time; try again"
+	default:
+		return ""
 	}
-	return ""
 }

@@ -73,9 +73,13 @@ func (v *vigil) learn(id string, s taskv1.TaskState, index uint64) bool {
 func (a *app) wait(ctx context.Context, c *client, token string, tasks []*taskv1.Task, timeout time.Duration) ([]*taskv1.Task, error) {
 	waiting := ctx
 	if timeout > 0 {
-		var cancel context.CancelFunc
-		waiting, cancel = context.WithTimeoutCause(ctx, timeout, errTimedOut)
-		defer cancel()
+		// Not a deadline: gRPC would tell it to the server, whose answer to it can
+		// be here before it is over here.
+		var cancel context.CancelCauseFunc
+		waiting, cancel = context.WithCancelCause(ctx)
+		timer := time.AfterFunc(timeout, func() { cancel(errTimedOut) })
+		defer timer.Stop()
+		defer cancel(nil)
 	}
 	v := newVigil(tasks)
 	err := a.await(waiting, c, token, v)

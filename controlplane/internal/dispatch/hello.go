@@ -233,8 +233,8 @@ func (o *opening) isHere(row *serverv1.TaskRow) bool {
 
 func lostMessage(task *taskv1.Task) string {
 	return fmt.Sprintf("the node no longer has the journal %s that this task was sent to, so no one knows whether it ran; "+
-		"look at node %s, then settle it: millctl task resolve %s --as accept, or --as abandon",
-		task.GetJournalId(), task.GetNode(), task.GetId())
+		"look at node %s, then settle it: millctl task resolve %s --as abandon; if it is still wanted: millctl task retry %s",
+		task.GetJournalId(), task.GetNode(), task.GetId(), task.GetId())
 }
 
 // judge tells of a journal that ends before what the server has of it.

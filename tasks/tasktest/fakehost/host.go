@@ -197,6 +197,7 @@ func (v *view) RunCommand(ctx context.Context, c host.Command) (host.Outcome, er
 	if err != nil {
 		return o, err
 	}
+	// A command that was stopped has ended all the same.
 	op.Phase = After
-	return o, v.hook(ctx, op)
+	return o, v.hook(context.WithoutCancel(ctx), op)
 }

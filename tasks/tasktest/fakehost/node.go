@@ -29,23 +29,24 @@ const (
 // safe for concurrent use.
 type Node struct {
 	// mu guards all that follows.
-	mu       sync.Mutex
-	entries  map[string]entry // by device and path within it
-	mounts   []host.Mount
-	nextDev  int
-	boot     int
-	fstypes  map[string]bool
-	users    map[string]bool
-	volumes  map[string]string // GlusterFS volume (server:/name) to device
-	hung     map[string]bool   // devices that do not answer
-	uses     []use
-	loaded   map[string]unit   // units in systemd's memory
-	failed   map[string]string // result of failed units
-	services map[string]bool   // services that are active
-	results  map[string]Result // of commands, by their arguments
-	commands map[commandKey]*command
-	runs     map[string]int // how often a command was started
-	base     map[string]entry
+	mu        sync.Mutex
+	entries   map[string]entry // by device and path within it
+	mounts    []host.Mount
+	nextDev   int
+	boot      int
+	fstypes   map[string]bool
+	users     map[string]bool
+	volumes   map[string]string // GlusterFS volume (server:/name) to device
+	hung      map[string]bool   // devices that do not answer
+	uses      []use
+	loaded    map[string]unit   // units in systemd's memory
+	unnoticed map[string]bool   // mount units that systemd takes to be mounted, or not, wrongly
+	failed    map[string]string // result of failed units
+	services  map[string]bool   // services that are active
+	results   map[string]Result // of commands, by their arguments
+	commands  map[commandKey]*command
+	runs      map[string]int // how often a command was started
+	base      map[string]entry
 }
 
 type entry struct {
@@ -67,7 +68,7 @@ func New() *Node {
 		fstypes: map[string]bool{"ext4": true, "tmpfs": true, "fuse": true, "overlay": true},
 		users:   map[string]bool{"root": true, "nobody": true},
 		volumes: map[string]string{}, hung: map[string]bool{},
-		loaded: map[string]unit{}, failed: map[string]string{}, services: map[string]bool{},
+		loaded: map[string]unit{}, unnoticed: map[string]bool{}, failed: map[string]string{}, services: map[string]bool{},
 		results: map[string]Result{}, commands: map[commandKey]*command{}, runs: map[string]int{},
 	}
 	n.mountBase()
@@ -114,6 +115,7 @@ func (n *Node) Reboot() {
 		dev, _, _ := strings.Cut(k, "|")
 		return !slices.Contains(keep, dev)
 	})
+	clear(n.unnoticed)
 	n.uses, n.loaded, n.failed, n.services = nil, map[string]unit{}, map[string]string{}, map[string]bool{}
 	n.mountBase()
 	var wanted []string

@@ -19,10 +19,12 @@ import (
 //	program PATH                    user NAME                   remove PATH
 //	volume SERVER:/NAME             lose SERVER:/NAME           nofs TYPE
 //	mount TARGET TYPE SOURCE        bind SOURCE TARGET          umount TARGET
-//	remount TARGET ro|rw            busy PATH PID COMMAND       hang PATH
+//	remount TARGET ro|rw            hang PATH
+//	busy PATH PID COMMAND           idle PATH
 //	result exit=N|signal=N|timeout|oom|block ARGUMENTS...
 //	edit PATH OLD NEW               reload
 //	enable UNIT                     disable UNIT                reboot
+//	unnoticed UNIT active|inactive: what systemd wrongly takes it to be
 //
 // Empty lines and those that begin with # are left out.
 func (n *Node) Do(script string) error {
@@ -75,11 +77,11 @@ func arity(verb string) (least, most int) {
 	switch verb {
 	case "reload":
 		return 0, 0
-	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "enable", "disable":
+	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "enable", "disable":
 		return 1, 1
 	case "dir":
 		return 1, 2
-	case "link", "bind", "remount":
+	case "link", "bind", "remount", "unnoticed":
 		return 2, 2
 	case "file", "mount", "busy", "edit":
 		return 3, 3
@@ -112,10 +114,14 @@ func (n *Node) do(verb string, a []string) error {
 		delete(n.volumes, a[0])
 	case "hang":
 		n.hung[n.over(a[0]).Dev] = true
+	case "idle":
+		n.uses = slices.DeleteFunc(n.uses, func(u use) bool { return u.path == a[0] })
 	case "busy":
 		pid, err := strconv.Atoi(a[1])
 		n.uses = append(n.uses, use{a[0], host.Use{PID: pid, Command: a[2], How: "cwd"}})
 		return err
+	case "unnoticed":
+		n.unnoticed[a[0]] = a[1] == "active"
 	case "reload":
 		n.reload()
 	case "enable", "disable":

@@ -84,10 +84,19 @@ func (n *Node) load(name string) unit {
 }
 
 func (n *Node) reload() {
+	clear(n.unnoticed)
 	for _, name := range slices.Collect(maps.Keys(n.loaded)) {
 		delete(n.loaded, name)
 		n.load(name)
 	}
+}
+
+// noticed reports whether systemd takes a mount unit to be mounted.
+func (n *Node) noticed(name string) bool {
+	if believed, ok := n.unnoticed[name]; ok {
+		return believed
+	}
+	return n.mounted(name)
 }
 
 // mounted reports whether the mount of a mount unit is on the table.
@@ -112,7 +121,7 @@ func (n *Node) unitStatus(name string) host.UnitStatus {
 		st.Active, st.Sub, st.Result = "failed", "failed", r
 	}
 	switch {
-	case n.mounted(name):
+	case n.noticed(name):
 		st.Active, st.Sub = "active", "mounted"
 	case n.services[name]:
 		st.Active, st.Sub = "active", "exited"
@@ -133,7 +142,7 @@ func (n *Node) conditionFails(u unit) bool {
 
 func (n *Node) start(name string) error {
 	u := n.load(name)
-	if n.mounted(name) || n.services[name] {
+	if n.noticed(name) || n.services[name] {
 		return nil
 	}
 	delete(n.failed, name)
@@ -169,7 +178,7 @@ func (n *Node) startService(name string, u unit) error {
 func (n *Node) stop(name string) error {
 	delete(n.failed, name)
 	delete(n.services, name)
-	for n.mounted(name) {
+	for n.noticed(name) && n.mounted(name) {
 		var target string
 		for _, m := range n.mounts {
 			if unitName(m.Target) == name {

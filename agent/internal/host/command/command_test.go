@@ -8,16 +8,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	sd "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
@@ -35,131 +32,6 @@ func TestMain(m *testing.M) {
 		os.Exit(shim.Main(os.Args[2:], os.Stderr))
 	}
 	os.Exit(m.Run())
-}
-
-// units starts shims as processes of the test, for want of a systemd: the shim,
-// its files and its signals are the real ones.
-type units struct {
-	t    *testing.T
-	exe  string
-	fail func(verb string) error // asked before each call; may be nil
-
-	mu      sync.Mutex
-	running map[string]*exec.Cmd
-	done    map[string]chan struct{}
-	starts  int
-	env     []string // of the shims
-}
-
-func newUnits(t *testing.T) *units {
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	u := &units{t: t, exe: exe, running: map[string]*exec.Cmd{}, done: map[string]chan struct{}{}}
-	t.Cleanup(func() {
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		for _, c := range u.running {
-			_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) // it may have ended
-		}
-	})
-	return u
-}
-
-func (u *units) failing(verb string) error {
-	if u.fail == nil {
-		return nil
-	}
-	return u.fail(verb)
-}
-
-func (u *units) Unit(_ context.Context, name string) (host.UnitStatus, error) {
-	if err := u.failing("unit"); err != nil {
-		return host.UnitStatus{}, err
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.running[name] != nil {
-		return host.UnitStatus{Load: "loaded", Active: "active"}, nil
-	}
-	return host.UnitStatus{Load: "not-found", Active: "inactive"}, nil
-}
-
-func (u *units) StartTransient(_ context.Context, name string, properties []sd.Property) error {
-	if err := u.failing("start"); err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(properties, func(p sd.Property) bool { return p.Name == "ExecStopPost" }) {
-		u.t.Error("nothing records the death of the shim")
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.running[name] != nil {
-		return systemd.ErrUnitExists
-	}
-	return u.spawn(name, dirOf(properties))
-}
-
-// dirOf finds the command's directory in the line of ExecStart.
-func dirOf(properties []sd.Property) string {
-	for _, p := range properties {
-		if p.Name == "ExecStart" {
-			text := p.Value.String()
-			_, rest, _ := strings.Cut(text, `"shim", "`)
-			dir, _, _ := strings.Cut(rest, `"`)
-			return dir
-		}
-	}
-	return ""
-}
-
-func (u *units) spawn(name, dir string) error {
-	u.starts++
-	c := exec.Command(u.exe, "shim", dir)
-	c.Env = append([]string{fmt.Sprintf("INVOCATION_ID=%032x", u.starts)}, u.env...)
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := c.Start(); err != nil {
-		return err
-	}
-	ended := make(chan struct{})
-	u.running[name], u.done[name] = c, ended
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		_ = c.Wait() // the files tell
-		u.mu.Lock()
-		delete(u.running, name)
-		u.mu.Unlock()
-		close(ended)
-	})
-	u.t.Cleanup(wg.Wait)
-	return nil
-}
-
-func (u *units) StopUnit(_ context.Context, name string) error {
-	if err := u.failing("stop"); err != nil {
-		return err
-	}
-	u.mu.Lock()
-	c, ended := u.running[name], u.done[name]
-	u.mu.Unlock()
-	if c == nil {
-		return nil
-	}
-	_ = c.Process.Signal(syscall.SIGTERM) // it may have ended
-	<-ended
-	return nil
-}
-
-func (*units) ResetFailed(context.Context, string) {}
-
-// kill kills the shim, as want of memory would.
-func (u *units) kill(name string) {
-	u.mu.Lock()
-	c, ended := u.running[name], u.done[name]
-	u.mu.Unlock()
-	_ = c.Process.Kill() // it may have ended
-	<-ended
 }
 
 func newRunner(u *units, state string) *command.Runner {
@@ -236,7 +108,9 @@ func TestAdopted(t *testing.T) {
 				letGo(t, release)
 				eventually(t, "its end", func() bool { s, _ := u.Unit(t.Context(), id.Unit()); return s.Active == "inactive" })
 			} else {
-				wg.Go(func() { letGo(t, release) })
+				// It is let go only when the second agent has seen it running.
+				u.asked = make(chan struct{})
+				wg.Go(func() { <-u.asked; letGo(t, release) })
 			}
 			out, err := newRunner(u, state).Run(t.Context(), id, c)
 			wg.Wait()

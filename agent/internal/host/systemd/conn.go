@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -30,9 +31,10 @@ type Config struct {
 	Users func(ctx context.Context, target string) ([]host.Use, error)
 	// Logs returns the last lines that were logged by and about a unit.
 	Logs func(ctx context.Context, unit string, since time.Time) []string
-	// Dial connects to the bus; the connection lives until ctx ends. Unset: the
-	// system bus, and for root systemd's own socket when there is no bus.
-	Dial func(ctx context.Context) (*sd.Conn, error)
+	// Dial connects to the bus; the connection lives until ctx ends, and is ready
+	// for calls. Unset: the system bus, and for root systemd's own socket when
+	// there is no bus.
+	Dial func(ctx context.Context) (*dbus.Conn, error)
 	// CallTimeout bounds one call; unset: 10 s.
 	CallTimeout time.Duration
 	// ReloadTimeout bounds a reload; unset: 90 s.
@@ -59,6 +61,7 @@ type Conn struct {
 // link is one connection with the end of its life.
 type link struct {
 	*sd.Conn
+	bus *dbus.Conn // for calls that the library lacks
 	end context.CancelFunc
 }
 
@@ -78,16 +81,37 @@ func New(cfg Config) *Conn {
 	return &Conn{cfg: cfg}
 }
 
-func dialSystem(ctx context.Context) (*sd.Conn, error) {
-	c, err := sd.NewSystemConnectionContext(ctx)
-	if err == nil || os.Geteuid() != 0 || ctx.Err() != nil {
-		return c, err
+func dialSystem(ctx context.Context) (*dbus.Conn, error) {
+	bus, err := ready(dbus.SystemBusPrivate(dbus.WithContext(ctx)))
+	if err == nil {
+		err = bus.Hello()
 	}
-	own, err2 := sd.NewSystemdConnectionContext(ctx)
+	if err == nil {
+		return bus, nil
+	}
+	if bus != nil {
+		_ = bus.Close() // it did not come up
+	}
+	if os.Geteuid() != 0 || ctx.Err() != nil {
+		return nil, err
+	}
+	own, err2 := ready(dbus.Dial("unix:path=/run/systemd/private", dbus.WithContext(ctx)))
 	if err2 != nil {
 		return nil, errors.Join(err, err2)
 	}
 	return own, nil
+}
+
+// ready authenticates a new connection.
+func ready(bus *dbus.Conn, err error) (*dbus.Conn, error) {
+	if err != nil {
+		return nil, err
+	}
+	if err := bus.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Getuid()))}); err != nil {
+		_ = bus.Close() // it did not come up
+		return nil, err
+	}
+	return bus, nil
 }
 
 // Close ends the connection. Calls after it fail.
@@ -121,7 +145,14 @@ func (c *Conn) connected() (*link, error) {
 	// not its own; one that cannot be made in time is ended by hand.
 	life, end := context.WithCancel(context.Background())
 	late := time.AfterFunc(c.cfg.CallTimeout, end)
-	conn, err := c.cfg.Dial(life)
+	var bus *dbus.Conn
+	conn, err := sd.NewConnection(func() (*dbus.Conn, error) {
+		one, err := c.cfg.Dial(life)
+		if bus == nil {
+			bus = one // the first one is that for calls
+		}
+		return one, err
+	})
 	if !late.Stop() && err == nil {
 		conn.Close()
 		err = context.DeadlineExceeded
@@ -130,7 +161,7 @@ func (c *Conn) connected() (*link, error) {
 		end()
 		return nil, fmt.Errorf("connect to systemd: %w", err)
 	}
-	c.link = &link{Conn: conn, end: end}
+	c.link = &link{Conn: conn, bus: bus, end: end}
 	return c.link, nil
 }
 

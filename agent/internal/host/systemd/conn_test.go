@@ -10,13 +10,13 @@ import (
 	"testing"
 	"time"
 
-	sd "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
 
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
-func newConn(dial func(context.Context) (*sd.Conn, error), patience time.Duration) *systemd.Conn {
+func newConn(dial func(context.Context) (*dbus.Conn, error), patience time.Duration) *systemd.Conn {
 	return systemd.New(systemd.Config{
 		Logger: slog.New(slog.DiscardHandler), Dial: dial, Patience: patience, CallTimeout: 100 * time.Millisecond,
 	})
@@ -25,7 +25,7 @@ func newConn(dial func(context.Context) (*sd.Conn, error), patience time.Duratio
 // A bus that is not there is waited for, for a while.
 func TestUnreachable(t *testing.T) {
 	dials := 0
-	c := newConn(func(context.Context) (*sd.Conn, error) {
+	c := newConn(func(context.Context) (*dbus.Conn, error) {
 		dials++
 		return nil, &fs.PathError{Op: "dial", Path: "/run/dbus/system_bus_socket", Err: syscall.ENOENT}
 	}, 200*time.Millisecond)
@@ -48,7 +48,7 @@ func TestUnreachable(t *testing.T) {
 
 // A bus that does not finish its greeting does not hold the caller for ever.
 func TestSilentBus(t *testing.T) {
-	c := newConn(func(life context.Context) (*sd.Conn, error) {
+	c := newConn(func(life context.Context) (*dbus.Conn, error) {
 		<-life.Done()
 		return nil, life.Err()
 	}, 300*time.Millisecond)
@@ -59,7 +59,7 @@ func TestSilentBus(t *testing.T) {
 
 // Any other error is told at once.
 func TestRefused(t *testing.T) {
-	c := newConn(func(context.Context) (*sd.Conn, error) { return nil, syscall.EACCES }, time.Hour)
+	c := newConn(func(context.Context) (*dbus.Conn, error) { return nil, syscall.EACCES }, time.Hour)
 	if err := c.Reload(t.Context()); !errors.Is(err, syscall.EACCES) || errors.Is(err, systemd.ErrUnreachable) {
 		t.Errorf("error %v", err)
 	}

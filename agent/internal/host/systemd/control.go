@@ -11,6 +11,7 @@ import (
 
 	sd "github.com/coreos/go-systemd/v22/dbus"
 	sdunit "github.com/coreos/go-systemd/v22/unit"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
@@ -57,7 +58,20 @@ func (c *Conn) StartUnit(ctx context.Context, name string) error {
 	if started(name, u, result) {
 		return nil
 	}
+	c.reap(ctx, name, u)
 	return c.jobError(ctx, begin, "start", name, result, u)
+}
+
+// reap kills what a mount that failed has left behind: the server of a FUSE file
+// system may live on in the unit's control group without a mount.
+func (c *Conn) reap(ctx context.Context, name string, u unit) {
+	if !strings.HasSuffix(name, ".mount") || Running(u.UnitStatus) {
+		return
+	}
+	// Mostly there is nothing to kill, which is an error too.
+	_ = c.call(ctx, c.cfg.CallTimeout, func(ctx context.Context, l *link) error {
+		return l.KillUnitWithTarget(ctx, name, sd.All, int32(unix.SIGKILL))
+	})
 }
 
 // started reports whether a start got there. A service that runs to its end is

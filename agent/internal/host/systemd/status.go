@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/gpuaas/millwright/tasks/host"
@@ -36,6 +38,9 @@ func (c *Conn) unit(ctx context.Context, name string) (unit, error) {
 			return err
 		}
 		u = fromProperties(p)
+		if err := u.refresh(ctx, l, name); err != nil {
+			return err
+		}
 		kind := resultInterface(name)
 		if u.Load == "not-found" || kind == "" {
 			return nil
@@ -70,6 +75,46 @@ func fromProperties(p map[string]any) unit {
 		u.job = id != 0
 	}
 	return u
+}
+
+// refresh corrects what systemd remembers by what is on disk: it reads the
+// enablement of a loaded unit only once, and does not notice the first drop-in.
+func (u *unit) refresh(ctx context.Context, l *link, name string) error {
+	if u.Load != "loaded" || u.Fragment == "" || u.Enabled == "transient" {
+		return nil
+	}
+	var state string
+	manager := l.bus.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1")
+	err := manager.CallWithContext(ctx, "org.freedesktop.systemd1.Manager.GetUnitFileState", 0, name).Store(&state)
+	switch {
+	case err == nil:
+		u.Enabled = state
+	case connectionFault(err):
+		return err
+	}
+	u.NeedReload = u.NeedReload || unknownDropIn(name, u.DropIns)
+	return nil
+}
+
+// unknownDropIn reports whether there is a drop-in of the unit that systemd does
+// not know.
+func unknownDropIn(name string, known []string) bool {
+	names := map[string]bool{}
+	for _, k := range known {
+		names[filepath.Base(k)] = true
+	}
+	for _, dir := range []string{"/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system"} {
+		entries, err := os.ReadDir(filepath.Join(dir, name+".d"))
+		if err != nil {
+			continue // mostly there is none
+		}
+		for _, e := range entries {
+			if strings.HasSuffix(e.Name(), ".conf") && !names[e.Name()] {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // resultInterface is the interface on which units of a type have a Result, or

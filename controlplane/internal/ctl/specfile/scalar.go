@@ -64,8 +64,9 @@ func number(text string, kind protoreflect.Kind) (protoreflect.Value, bool) {
 	case protoreflect.DoubleKind:
 		f, err := strconv.ParseFloat(text, 64)
 		return protoreflect.ValueOfFloat64(f), err == nil
+	default:
+		return protoreflect.Value{}, false
 	}
-	return protoreflect.Value{}, false
 }
 
 func enum(text string, ed protoreflect.EnumDescriptor) (protoreflect.Value, bool) {
@@ -115,9 +116,10 @@ func wanted(fd protoreflect.FieldDescriptor) string {
 			return "a duration such as 90s or 1h30m"
 		}
 		return "a time such as 2027-01-31T15:04:05Z"
+	default:
+		low, high := bounds(fd.Kind())
+		return fmt.Sprintf("a whole number from %s to %s, in decimal and without a unit", low, high)
 	}
-	low, high := bounds(fd.Kind())
-	return fmt.Sprintf("a whole number from %s to %s, in decimal and without a unit", low, high)
 }
 
 func choices(ed protoreflect.EnumDescriptor) string {
@@ -138,6 +140,7 @@ func bounds(kind protoreflect.Kind) (low, high string) {
 		return strconv.FormatInt(math.MinInt64, 10), strconv.FormatInt(math.MaxInt64, 10)
 	case protoreflect.Uint32Kind, protoreflect.Fixed32Kind:
 		return "0", strconv.FormatUint(math.MaxUint32, 10)
+	default:
+		return "0", strconv.FormatUint(math.MaxUint64, 10)
 	}
-	return "0", strconv.FormatUint(math.MaxUint64, 10)
 }

@@ -34,6 +34,9 @@ import (
 // MaxBytes is the largest document that is read.
 const MaxBytes = 1 << 20
 
+// maxExcerpt bounds how much of a value a message shows, in bytes.
+const maxExcerpt = 80
+
 // maxDepth bounds how deep messages may be nested.
 const maxDepth = 32
 
@@ -200,9 +203,10 @@ func excerpt(n *yaml.Node) string {
 		return "[...]"
 	case yaml.AliasNode:
 		return "*" + n.Value
+	default:
+		if len(n.Value) > maxExcerpt {
+			return strings.ToValidUTF8(n.Value[:maxExcerpt], "") + "..."
+		}
+		return n.Value
 	}
-	if len(n.Value) > 80 {
-		return n.Value[:80] + "..."
-	}
-	return n.Value
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -176,8 +177,7 @@ func (ch *Chain) logged(ctx context.Context, c *call, next func(context.Context)
 		return internal()
 	}
 	level := slog.LevelDebug
-	switch st.Code() {
-	case codes.Internal, codes.Unknown, codes.DataLoss:
+	if slices.Contains([]codes.Code{codes.Internal, codes.Unknown, codes.DataLoss}, st.Code()) {
 		level = slog.LevelError
 	}
 	if ch.log.Enabled(ctx, level) {

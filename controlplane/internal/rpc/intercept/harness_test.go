@@ -103,7 +103,7 @@ func serve(t *testing.T, s services, edit func(*intercept.Config)) *server {
 	nodev1.RegisterNodeServiceServer(g, nodev1.UnimplementedNodeServiceServer{})
 	healthgrpc.RegisterHealthServer(g, health.NewServer())
 	out.info = g.GetServiceInfo()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,6 @@ func (ch *Chain) ServerOptions(tls pki.TLS) []grpc.ServerOption {
 		grpc.MaxHeaderListSize(maxHeaderList),
 		grpc.ReadBufferSize(bufferSize),
 		grpc.WriteBufferSize(bufferSize),
-		grpc.SharedWriteBuffer(true),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			MaxConnectionIdle: maxIdle,

@@ -1,0 +1,76 @@
+package fakehost_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/gpuaas/millwright/tasks/host"
+	"github.com/gpuaas/millwright/tasks/host/hosttest"
+	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
+)
+
+func do(t testing.TB, n *fakehost.Node, script string) {
+	t.Helper()
+	if err := n.Do(script); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestConformance(t *testing.T) {
+	n := fakehost.New()
+	exit7, sleep := hosttest.Argv()
+	do(t, n, "program /bin/sh\nprogram /bin/true\nprogram /bin/false\nprogram /bin/sleep\ndir /srv/test-dir")
+	do(t, n, "result exit=1 /bin/false\nresult exit=7 "+strings.Join(exit7, " ")+"\nresult block "+strings.Join(sleep, " "))
+	was := n.Dump()
+	hosts := n.Hosts(nil)
+	hosttest.Run(t, hosttest.Env{
+		ForStep: hosts.ForStep, Prober: hosts.Prober, Dir: "/srv/test-dir",
+		Link: func(t testing.TB, target, link string) { do(t, n, fmt.Sprintf("link %s %s", link, target)) },
+		Occupy: func(t testing.TB, dir string) (int, func()) {
+			do(t, n, "busy "+dir+" 4711 /bin/bash")
+			return 4711, func() { do(t, n, "idle "+dir) }
+		},
+		Started: func(_ testing.TB, argv []string, _ string) int { return n.Runs(argv...) },
+	})
+	if got := n.Dump(); !strings.HasPrefix(got, was) || strings.Contains(strings.TrimPrefix(got, was), "file") {
+		t.Errorf("the suite left\n%s\nof\n%s", got, was)
+	}
+}
+
+// TestReboot checks what a reboot does to files, mounts and commands.
+func TestReboot(t *testing.T) {
+	n := fakehost.New()
+	unit := func(where, what string) string {
+		return fmt.Sprintf("file /etc/systemd/system/%s.mount 0644 %q\n", strings.ReplaceAll(where[1:], "/", "-"),
+			"[Mount]\nWhat="+what+"\nWhere="+where+"\nType=none\nOptions=bind\n[Install]\nWantedBy=remote-fs.target\n")
+	}
+	do(t, n, "program /bin/job\nresult block /bin/job\ndir /srv/a\ndir /mnt/on\ndir /mnt/off\nfile /run/x 0644 gone\n"+
+		unit("/mnt/on", "/srv/a")+unit("/mnt/off", "/srv/a")+"enable mnt-on.mount\nmount /mnt/hand tmpfs tmpfs")
+	boot := n.BootID()
+	killed := n.Hosts(func(_ context.Context, op fakehost.Op) error {
+		if op.Phase == fakehost.During {
+			return errors.New("killed")
+		}
+		return nil
+	})
+	if _, err := killed.ForStep("t", 0).RunCommand(t.Context(), host.Command{Argv: []string{"/bin/job"}}); err == nil {
+		t.Fatal("the killed process got an outcome")
+	}
+	n.Reboot()
+	if n.BootID() == boot {
+		t.Error("the boot id is the same")
+	}
+	dump := n.Dump()
+	for text, want := range map[string]bool{"mount /mnt/on ": true, "mount /mnt/off ": false, "mount /mnt/hand ": false, "gone": false} {
+		if strings.Contains(dump, text) != want {
+			t.Errorf("after a reboot %q is there: %v\n%s", text, !want, dump)
+		}
+	}
+	_, err := n.Hosts(nil).ForStep("t", 0).RunCommand(t.Context(), host.Command{Argv: []string{"/bin/job"}})
+	if !errors.Is(err, host.ErrOutcomeUnknown) || n.Started() != 1 {
+		t.Errorf("command of the boot before: %v, started %d", err, n.Started())
+	}
+}
