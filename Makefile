@@ -14,7 +14,7 @@ help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the programs into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -tags '$(GOTAGS)' -o bin/ ./agent/cmd/... ./controlplane/cmd/... ./test/testbed/cmd/...
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=auto -tags '$(GOTAGS)' -o bin/ ./agent/cmd/... ./controlplane/cmd/... ./test/testbed/cmd/...
 
 # Tools are pinned in a module of their own, so that the product's stays small.
 $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/nfpm $(TOOLS)/golangci-lint: packaging/tools/go.mod packaging/tools/go.sum

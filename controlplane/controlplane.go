@@ -52,7 +52,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 		stopWriter()
 		err = errors.Join(err, <-ended, db.Close())
 	}()
-	p, err := s.assemble(ctx, db)
+	p, err := s.assemble(writing, db)
 	if err != nil {
 		return err
 	}
@@ -77,11 +77,12 @@ type parts struct {
 
 // serve runs the parts and stops them in their order.
 func (s *Server) serve(ctx context.Context, p *parts) error {
-	listener, err := listen(ctx, s.cfg.Listener, s.cfg.Listen)
+	opening := context.WithoutCancel(ctx) // a server that is to stop at once stops in order
+	listener, err := listen(opening, s.cfg.Listener, s.cfg.Listen)
 	if err != nil {
 		return err
 	}
-	httpListener, err := listen(ctx, s.cfg.HTTPListener, s.cfg.HTTPListen)
+	httpListener, err := listen(opening, s.cfg.HTTPListener, s.cfg.HTTPListen)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -89,7 +90,12 @@ func (s *Server) serve(ctx context.Context, p *parts) error {
 	// The loops stop after the calls that they serve.
 	loops, stopLoops := context.WithCancel(context.WithoutCancel(ctx))
 	web := &http.Server{Handler: p.handler(), ReadHeaderTimeout: 5 * time.Second}
-	group.Go(func() error { return p.grpc.Serve(listener) })
+	group.Go(func() error {
+		if err := p.grpc.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) {
+			return err
+		}
+		return nil
+	})
 	group.Go(func() error {
 		if err := web.Serve(httpListener); !errors.Is(err, http.ErrServerClosed) {
 			return err

@@ -52,6 +52,9 @@ type host struct {
 	inbox   chan *agentv1.SessionResponse // closed when the stream has ended
 	end     error                         // how it ended; read after inbox is closed
 	pending []*agentv1.SessionResponse    // received and not asked for yet
+
+	connected bool // the session is open, as far as the host knows
+	accepted  int  // how often it accepted a task
 }
 
 func newHost(w *world, node string, generation uint64, id *pki.Identity) *host {

@@ -12,7 +12,7 @@ export DEB_VERSION DEB_ARCH DEB_BIN
 
 deb: $(TOOLS)/nfpm ## build the Debian packages into dist/
 	@mkdir -p $(DEB_DIST)
-	CGO_ENABLED=0 $(GO) build -trimpath -tags '$(GOTAGS)' -o $(DEB_BIN)/ ./agent/cmd/millwrightd ./controlplane/cmd/millwright-server ./controlplane/cmd/millctl
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=auto -tags '$(GOTAGS)' -o $(DEB_BIN)/ ./agent/cmd/millwrightd ./controlplane/cmd/millwright-server ./controlplane/cmd/millctl
 	$(TOOLS)/nfpm package --packager deb --config packaging/nfpm/agent.yaml --target $(DEB_DIST)/millwright-agent.deb
 	$(TOOLS)/nfpm package --packager deb --config packaging/nfpm/server.yaml --target $(DEB_DIST)/millwright-server.deb
 	$(TOOLS)/nfpm package --packager deb --config packaging/nfpm/millctl.yaml --target $(DEB_DIST)/millwright-ctl.deb

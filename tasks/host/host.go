@@ -195,7 +195,8 @@ type UnitController interface {
 	// StartUnit starts a unit.
 	StartUnit(ctx context.Context, name string) error
 	// StopUnit stops a unit. One that is not there is no error. For a mount that
-	// is in use the error wraps [ErrBusy].
+	// is in use the error wraps [ErrBusy], and nothing was stopped: neither the
+	// mount nor a service that requires it.
 	StopUnit(ctx context.Context, name string) error
 	// SetUnitEnabled enables or disables a unit for the next boot.
 	SetUnitEnabled(ctx context.Context, name string, enabled bool) error

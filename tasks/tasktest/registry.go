@@ -1,6 +1,7 @@
 package tasktest
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"testing"
@@ -92,7 +93,7 @@ func planTwice(t *testing.T, reg *tasks.Registry, k *tasks.Kind, spec proto.Mess
 	one, err1 := reg.Plan(t.Context(), h, k, spec)
 	two, err2 := reg.Plan(t.Context(), h, k, spec)
 	if fmt.Sprint(err1) != fmt.Sprint(err2) || !proto.Equal(one, two) {
-		return fmt.Errorf("plans of %v: %v, %v and %v, %v", spec, one, err1, two, err2)
+		return fmt.Errorf("plans of %v differ: %v and %v: %w", spec, one, two, errors.Join(err1, err2))
 	}
 	return nil
 }

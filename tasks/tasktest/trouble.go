@@ -64,7 +64,7 @@ func (s suite) crash(ctx context.Context, reboot bool, tr trouble) error {
 		}
 		r := s.runner()
 		tr.dieAt = at
-		o, p, err := s.life(ctx, r, n, s.task(1), tr)
+		_, p, err := s.life(ctx, r, n, s.task(1), tr)
 		if err != nil {
 			return err
 		}
@@ -78,7 +78,8 @@ func (s suite) crash(ctx context.Context, reboot bool, tr trouble) error {
 		if reboot {
 			n.Reboot()
 		}
-		if o, _, err = s.life(ctx, r, n, s.task(1), trouble{}); err != nil {
+		o, _, err := s.life(ctx, r, n, s.task(1), trouble{})
+		if err != nil {
 			return fmt.Errorf("killed at point %d (%s), then: %w", at, where, err)
 		}
 		if s.kind().Class == tasks.Action {

@@ -193,8 +193,7 @@ func (c *Cluster) Millctl(ctx context.Context, args ...string) (Output, error) {
 
 // MillctlInput is Millctl with something on its standard input.
 func (c *Cluster) MillctlInput(ctx context.Context, stdin string, args ...string) (Output, error) {
-	cmd := exec.CommandContext(ctx, c.binary("millctl", Release), args...)
-	cmd.Env = append(os.Environ(), "MILLWRIGHT_HOME="+c.bed.HomeDir(), "NO_COLOR=1")
+	cmd := c.MillctlCommand(ctx, args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -210,7 +209,13 @@ func (c *Cluster) MillctlInput(ctx context.Context, stdin string, args ...string
 // agent on the node, or of the server when n is nil.
 func (c *Cluster) Arm(ctx context.Context, n *testbed.Node, point string) error {
 	if n == nil {
+		if err := os.RemoveAll(filepath.Join(c.CrashDir(), "hit-"+point)); err != nil {
+			return err
+		}
 		return os.WriteFile(filepath.Join(c.CrashDir(), "arm"), []byte(point), 0o600)
+	}
+	if _, err := n.Exec(ctx, "rm", "-f", "/var/lib/millwright-crash/hit-"+point); err != nil {
+		return err
 	}
 	return n.WriteFile(ctx, "/var/lib/millwright-crash/arm", []byte(point), 0o600)
 }

@@ -9,7 +9,31 @@ var required = []suite{
 		packages: []string{"./test/arch/..."}, timeout: 5 * time.Minute,
 	},
 	{
-		name: "unit", about: "every package by itself, with race detection where it matters",
+		name: "unit", about: "every package by itself",
 		packages: []string{"./...", "-test"}, timeout: 15 * time.Minute,
+	},
+	{
+		name: "formats", about: "fixtures of every format, of every release, read back",
+		packages: []string{"./test/formats/..."}, timeout: 5 * time.Minute,
+	},
+	{
+		name: "script", about: "transcripts of millctl: every command, every exit code",
+		packages: []string{"./test/script/..."}, timeout: 10 * time.Minute,
+	},
+	{
+		name: "harness", about: "server and agents in one process, with restarts and cuts",
+		packages: []string{"./test/harness/..."}, timeout: 10 * time.Minute,
+	},
+	{
+		name: "testbed", about: "real nodes: systemd runs, containerd runs a container, nothing is left",
+		packages: []string{"./test/testbed/..."}, timeout: 15 * time.Minute, parallel: 1,
+	},
+	{
+		name: "e2e/system_command", about: "a command on a real node, run once, whatever happens to the agent",
+		packages: []string{"./test/e2e/system_command"}, timeout: 10 * time.Minute,
+	},
+	{
+		name: "e2e/storage_mount", about: "real GlusterFS: native units, drift by name, busy, reboot",
+		packages: []string{"./test/e2e/storage_mount"}, timeout: 10 * time.Minute,
 	},
 }

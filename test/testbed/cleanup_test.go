@@ -52,7 +52,7 @@ func leftovers(t *testing.T, name string, number int) []string {
 	for _, glob := range []string{
 		"/run/millwright-testbed/" + name, "/var/lib/millwright-testbed/" + name,
 		"/sys/fs/cgroup/millwright-testbed-" + name, "/sys/fs/cgroup/*/millwright-testbed-" + name,
-		fmt.Sprintf("/sys/class/net/mwt%d", number), fmt.Sprintf("/sys/class/net/mwt%d[ns]*", number),
+		fmt.Sprintf("/sys/class/net/mwt%d", number), fmt.Sprintf("/sys/class/net/mwt%d[nsx]*", number),
 		fmt.Sprintf("/run/netns/mwt%d-*", number), fmt.Sprintf("/run/systemd/nspawn/*/mwt%d-*", number),
 	} {
 		found, err := filepath.Glob(glob)

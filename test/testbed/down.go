@@ -41,7 +41,7 @@ func down(ctx context.Context, s state, log *slog.Logger) error {
 	for _, name := range s.nodeNames() {
 		errs = append(errs, deleteNodeLink(ctx, s, name), removeNspawnFiles(s.machine(name)))
 	}
-	errs = append(errs, deleteLink(ctx, s.bridge()))
+	errs = append(errs, deleteLink(ctx, s.bridge()), deleteLink(ctx, s.deadBridge()))
 	for _, lock := range locks {
 		errs = append(errs, ignoreNotExist(os.Remove(lock)))
 	}

@@ -13,6 +13,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
+	"time"
 )
 
 const nodePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -73,12 +76,19 @@ func (n *Node) execWith(ctx context.Context, stdin []byte, argv []string) (Resul
 // Stream is Exec with the command's streams connected to the caller's; the
 // result in its *ExitError holds only the status.
 func (n *Node) Stream(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer, argv ...string) error {
-	cmd, err := n.Command(ctx, argv...)
+	if len(argv) == 0 {
+		return errors.New("no command to run was given")
+	}
+	pid, err := n.initPID()
 	if err != nil {
 		return err
 	}
+	cmd := n.command(ctx, pid, argv)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
-	err = cmd.Run()
+	err = runContinued(cmd)
+	// A node that shuts down waits for the command, which is not its first
+	// process's child, until that hears of the end of any child, or for 90 s.
+	_ = syscall.Kill(pid, syscall.SIGCHLD)
 	var exited *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
@@ -89,23 +99,45 @@ func (n *Node) Stream(ctx context.Context, stdin io.Reader, stdout, stderr io.Wr
 	return err
 }
 
-// Command returns the command that runs argv as root in the node, for the
-// caller to connect and start. It cannot set the clock.
-func (n *Node) Command(ctx context.Context, argv ...string) (*exec.Cmd, error) {
-	if len(argv) == 0 {
-		return nil, errors.New("no command to run was given")
+// runContinued runs a command and keeps it from staying stopped: a node that
+// shuts down stops its processes for a moment, nsenter stops itself with them,
+// and nobody else would wake it.
+func runContinued(cmd *exec.Cmd) error {
+	if err := cmd.Start(); err != nil {
+		return err
 	}
-	pid, err := n.initPID()
-	if err != nil {
-		return nil, err
-	}
+	done := make(chan struct{})
+	var waking sync.WaitGroup
+	waking.Go(func() {
+		ticker := time.NewTicker(4 * pollInterval)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-ticker.C:
+				_ = cmd.Process.Signal(syscall.SIGCONT)
+			}
+		}
+	})
+	err := cmd.Wait()
+	close(done)
+	waking.Wait()
+	return err
+}
+
+// command returns the command that runs argv as root in the node whose first
+// process is pid. It cannot set the clock.
+func (n *Node) command(ctx context.Context, pid int, argv []string) *exec.Cmd {
 	cgroups := strings.Join(n.testbed.cgroupPaths(n.execCgroup()), " ")
 	cmd := exec.CommandContext(ctx, "sh", append([]string{"-c", joinAndExec(), "exec", cgroups,
 		"nsenter", "--target", strconv.Itoa(pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root", "--wd", "--",
 		"setpriv", "--bounding-set", deniedCapabilities, "--inh-caps", deniedCapabilities, "--pdeathsig", "KILL",
 	}, argv...)...)
+	// What the command leaves running may hold its streams.
+	cmd.WaitDelay = time.Second
 	cmd.Env = []string{"PATH=" + nodePath, "HOME=/root", "LANG=C.UTF-8", "TERM=" + os.Getenv("TERM")}
-	return cmd, nil
+	return cmd
 }
 
 // ReadFile returns what a file of the node holds.

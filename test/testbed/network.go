@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 )
 
 // A node has a network namespace of its own that outlives a reboot, as a
@@ -19,6 +18,7 @@ func (t *Testbed) makeBridge(ctx context.Context) error {
 		{"link", "add", bridge, "type", "bridge"},
 		{"addr", "add", t.state.bridgeAddr().String() + "/24", "dev", bridge},
 		{"link", "set", bridge, "up"},
+		{"link", "add", t.state.deadBridge(), "type", "bridge"},
 	} {
 		if _, err := run(ctx, "ip", args...); err != nil {
 			return err
@@ -45,20 +45,23 @@ func (n *Node) makeLink(ctx context.Context) error {
 	netns, link := s.netns(n.name), s.nodeLink(n.name)
 	for _, args := range [][]string{
 		{"netns", "add", netns},
-		{"link", "add", link, "type", "veth", "peer", "name", "host0", "netns", netns},
+		// The same address after a power cut, as others remember it.
+		{"link", "add", link, "type", "veth", "peer", "name", "host0", "address", n.hardwareAddr(), "netns", netns},
 		{"-n", netns, "link", "set", "lo", "up"},
 		{"-n", netns, "addr", "add", n.addr.String() + "/24", "dev", "host0"},
 		{"-n", netns, "link", "set", "host0", "up"},
-		{"link", "set", link, "master", s.bridge(), "up"},
+		{"link", "set", link, "up"},
 	} {
 		if _, err := run(ctx, "ip", args...); err != nil {
 			return err
 		}
 	}
-	if n.IsCut() {
-		return n.setPort(ctx, portDisabled)
-	}
-	return nil
+	return n.plug(ctx, n.IsCut())
+}
+
+func (n *Node) hardwareAddr() string {
+	ip := n.addr.As4()
+	return fmt.Sprintf("02:4d:%02x:%02x:%02x:%02x", ip[0], ip[1], ip[2], ip[3])
 }
 
 func deleteNodeLink(ctx context.Context, s state, node string) error {
@@ -85,14 +88,18 @@ func deleteLink(ctx context.Context, link string) error {
 	return err
 }
 
-// The states of a bridge's port, as the kernel numbers them.
-const (
-	portDisabled   = 0
-	portForwarding = 3
-)
+// deadBridge is never up, so it drops what comes into its ports.
+func (s state) deadBridge() string { return s.bridge() + "x" }
 
-func (n *Node) setPort(ctx context.Context, portState int) error {
-	_, err := run(ctx, "bridge", "link", "set", "dev", n.testbed.state.nodeLink(n.name), "state", strconv.Itoa(portState))
+// plug puts the node's cable into the testbed's network, or where every packet
+// is dropped. The node's own link does not change.
+func (n *Node) plug(ctx context.Context, cut bool) error {
+	s := n.testbed.state
+	bridge := s.bridge()
+	if cut {
+		bridge = s.deadBridge()
+	}
+	_, err := run(ctx, "ip", "link", "set", s.nodeLink(n.name), "master", bridge)
 	return err
 }
 
@@ -112,7 +119,7 @@ func (n *Node) Cut(ctx context.Context) error {
 	if err := os.WriteFile(n.cutFile(), nil, 0o600); err != nil {
 		return err
 	}
-	return n.applyPort(ctx, portDisabled)
+	return n.replug(ctx, true)
 }
 
 // Heal ends a Cut.
@@ -120,15 +127,15 @@ func (n *Node) Heal(ctx context.Context) error {
 	if err := os.Remove(n.cutFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return n.applyPort(ctx, portForwarding)
+	return n.replug(ctx, false)
 }
 
-// applyPort does nothing while the node is off: Start looks at the file.
-func (n *Node) applyPort(ctx context.Context, portState int) error {
+// replug does nothing while the node is off: Start looks at the file.
+func (n *Node) replug(ctx context.Context, cut bool) error {
 	if _, err := net.InterfaceByName(n.testbed.state.nodeLink(n.name)); err != nil {
 		return nil
 	}
-	if err := n.setPort(ctx, portState); err != nil {
+	if err := n.plug(ctx, cut); err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)
 	}
 	return nil

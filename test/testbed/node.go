@@ -22,6 +22,10 @@ const deniedCapabilities = "-sys_time,-sys_module"
 
 const pollInterval = 50 * time.Millisecond
 
+// bootTimeout bounds what takes a second or two, so that a node that hangs
+// fails a test and does not hang it too.
+const bootTimeout = 2 * time.Minute
+
 // execCgroup holds what Exec starts in the node. It is beside the node's own,
 // which the node's systemd keeps in order.
 func (n *Node) execCgroup() string { return n.name + ".exec" }
@@ -130,6 +134,8 @@ func (n *Node) nspawnArgs() []string {
 // WaitRunning waits until the node's systemd reports the state running. A
 // degraded node is an error that names the failed units.
 func (n *Node) WaitRunning(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	defer cancel()
 	var last string
 	err := poll(ctx, pollInterval, func() (bool, error) {
 		res, err := n.Exec(ctx, "systemctl", "is-system-running")
@@ -157,18 +163,20 @@ func (n *Node) BootID(ctx context.Context) (string, error) {
 
 // Reboot reboots the node in good order and waits until it runs again.
 func (n *Node) Reboot(ctx context.Context) error {
-	before, err := n.BootID(ctx)
+	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
+	defer cancel()
+	before, err := n.initPID()
 	if err != nil {
 		return err
 	}
+	started := processStart(before)
 	// The command may end with the node, so its own end says nothing.
 	_, rebootErr := n.Exec(ctx, "systemctl", "reboot")
 	err = poll(ctx, pollInterval, func() (bool, error) {
-		id, err := n.BootID(ctx)
-		return err == nil && id != "" && id != before, nil
+		return processStart(before) != started && n.IsOn(), nil
 	})
 	if err != nil {
-		return fmt.Errorf("node %s: wait for a new boot: %w", n.name, errors.Join(err, rebootErr))
+		return fmt.Errorf("node %s: wait for a new boot: %w; its console is in %s", n.name, errors.Join(err, rebootErr), n.consoleFile())
 	}
 	return n.WaitRunning(ctx)
 }
@@ -182,7 +190,7 @@ func (n *Node) Kill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.setPort(ctx, portDisabled); err != nil {
+	if err := n.plug(ctx, true); err != nil {
 		return err
 	}
 	// With its first process the kernel ends every process of the namespace.

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -196,9 +197,25 @@ func TestRebootGivesANewBoot(t *testing.T) {
 	}
 	testbedtest.Exec(t, n, "touch", "/run/lost")
 	before := bootID(t, n)
+	var running sync.WaitGroup
+	defer running.Wait()
 	for range 2 {
+		// A command that runs meanwhile ends with the boot, and does not delay it.
+		running.Go(func() {
+			if _, err := n.Exec(t.Context(), "sleep", "1000"); err == nil {
+				t.Error("a command outlived the boot that it ran in")
+			}
+		})
+		eventually(t, "the command runs", func() bool {
+			_, err := n.Exec(t.Context(), "pgrep", "-f", "^sleep 1000")
+			return err == nil
+		})
+		start := time.Now()
 		if err := n.Reboot(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+		if took := time.Since(start); took > time.Minute {
+			t.Errorf("the reboot took %s", took)
 		}
 	}
 	if bootID(t, n) == before {

@@ -43,6 +43,9 @@ func (t *task) turn(ctx context.Context, f *failure) error {
 			if err := tx.PutStep(t.id, uint32(f.step), t.steps[f.step]); err != nil {
 				return err
 			}
+			if !undoable(t.steps[f.step].GetPhase()) { // no command was started
+				tx.DeleteOutput(state.Output{TaskID: t.id, Step: uint32(f.step)})
+			}
 		}
 		if !begun {
 			return nil

@@ -81,26 +81,38 @@ func (t *task) begin(ctx context.Context) (bool, error) {
 		if t.cancel.isOn() {
 			return false, t.finish(ctx, end{state: cancelled, reason: reasonCancelled})
 		}
-		err := t.mayStart(ctx)
-		if ended, err := t.endUnstarted(ctx, err); ended || err != nil {
-			return false, err
-		}
-		if wait := deferral(err); wait != nil {
-			t.releaseLocks()
-			if err := t.waitFor(stoppable, wait.Reason, wait.Message, nil, wait.RetryAfter); err != nil {
-				return false, err
-			}
-		} else if t.resolves() {
-			return false, t.resolve(ctx)
-		} else if held, err := t.haveLocks(stoppable); err != nil {
-			return false, err
-		} else if held {
-			return t.makePlan(ctx, stoppable)
+		if done, ready, err := t.tryBegin(ctx, stoppable); done || err != nil {
+			return ready, err
 		}
 		if ctx.Err() != nil {
 			return false, ctx.Err()
 		}
 	}
+}
+
+// tryBegin asks the gate and then does the next thing that can be done. It
+// returns done when the task has ended, or is ready by its plan.
+func (t *task) tryBegin(ctx, stoppable context.Context) (done, ready bool, err error) {
+	err = t.mayStart(ctx)
+	var refusal *gate.Refusal
+	wait := deferral(err)
+	switch {
+	case errors.As(err, &refusal):
+		return true, false, t.refuse(ctx, refusal)
+	case wait != nil:
+		t.releaseLocks()
+		return false, false, t.waitFor(stoppable, wait.Reason, wait.Message, nil, wait.RetryAfter)
+	case err != nil:
+		return false, false, err
+	case t.resolves():
+		return true, false, t.resolve(ctx)
+	}
+	held, err := t.haveLocks(stoppable)
+	if err != nil || !held {
+		return false, false, err
+	}
+	ready, err = t.makePlan(ctx, stoppable)
+	return true, ready, err
 }
 
 func deferral(err error) *gate.Deferral {
@@ -109,19 +121,13 @@ func deferral(err error) *gate.Deferral {
 	return d
 }
 
-// endUnstarted ends a task that the gate refuses.
-func (t *task) endUnstarted(ctx context.Context, err error) (bool, error) {
-	var refusal *gate.Refusal
-	switch {
-	case err == nil || deferral(err) != nil:
-		return false, nil
-	case !errors.As(err, &refusal):
-		return false, err
-	case refusal.Reason == gate.ReasonWindowPassed:
-		return true, t.finish(ctx, end{state: expired, reason: refusal.Reason, message: refusal.Message})
-	default:
-		return true, t.finish(ctx, end{state: refused, reason: refusal.Reason, message: refusal.Message})
+// refuse ends a task that the gate refuses.
+func (t *task) refuse(ctx context.Context, r *gate.Refusal) error {
+	to := refused
+	if r.Reason == gate.ReasonWindowPassed {
+		to = expired
 	}
+	return t.finish(ctx, end{state: to, reason: r.Reason, message: r.Message})
 }
 
 // haveLocks asks for the locks and waits for them for a while.

@@ -93,21 +93,30 @@ func (e *Executor) deliver(ctx context.Context, a *agentv1.Assignment) (*agentv1
 // window or of the keys since: nothing is carried out for it again. It needs no
 // signature, since it tells nothing and changes nothing.
 func (e *Executor) known(signed *taskv1.SignedLeaf) (*agentv1.Accepted, error) {
-	leaf := new(taskv1.TaskLeaf)
-	if proto.Unmarshal(signed.GetLeaf(), leaf) != nil {
-		return nil, nil // the gate says what is wrong with it
-	}
+	id := taskIDOf(signed)
 	hash := envelope.LeafHash(signed.GetLeaf())
 	var out *agentv1.Accepted
 	err := e.cfg.Journal.View(func(tx *state.Tx) error {
-		seen, err := tx.Seen(leaf.GetTaskId())
-		if err != nil || !sameHash(seen.GetLeafHash(), hash[:]) {
+		seen, err := tx.Seen(id)
+		switch {
+		case errors.Is(err, state.ErrNotFound):
 			return nil
+		case err == nil && sameHash(seen.GetLeafHash(), hash[:]):
+			out, err = knownAnswer(tx, id)
 		}
-		out, err = knownAnswer(tx, leaf.GetTaskId())
 		return err
 	})
 	return out, err
+}
+
+// taskIDOf is the task id of a leaf that nobody has verified, or "" when it
+// cannot be decoded: the gate says what is wrong with it.
+func taskIDOf(signed *taskv1.SignedLeaf) string {
+	leaf := new(taskv1.TaskLeaf)
+	if proto.Unmarshal(signed.GetLeaf(), leaf) != nil {
+		return ""
+	}
+	return leaf.GetTaskId()
 }
 
 func knownAnswer(tx *state.Tx, id string) (*agentv1.Accepted, error) {
@@ -146,6 +155,11 @@ func (e *Executor) accept(tx *state.Tx, a *agentv1.Assignment, adm *gate.Admissi
 		return err
 	}
 	forget := adm.TaskSet.GetNotAfter().AsTime().Add(rememberFor)
+	if gone := tx.Forgotten(); !forget.After(gone) {
+		return &gate.Refusal{Reason: gate.ReasonWindowPassed, Message: fmt.Sprintf(
+			"the node's clock has been ahead and it has forgotten which tasks that end before %s it has run; sign it again with a later not_after",
+			gone.Add(-rememberFor).UTC().Format(time.RFC3339))}
+	}
 	if err := tx.PutSeen(id, &agentv1.SeenRecord{LeafHash: hash, ForgetAfter: timestamppb.New(forget)}); err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ func memoryDir(t testing.TB) string {
 	if info, err := os.Stat(shm); err != nil || !info.IsDir() {
 		return t.TempDir()
 	}
-	dir, err := os.MkdirTemp(shm, "millwright-executor-")
+	dir, err := os.MkdirTemp(shm, "millwright-executor-") //nolint:usetesting // t.TempDir is on the disk
 	if err != nil {
 		return t.TempDir()
 	}
@@ -76,7 +76,11 @@ func openStore(t testing.TB, dir, boot string, clock *testClock) *state.Store {
 	if err != nil {
 		t.Fatalf("open state: %v", err)
 	}
-	t.Cleanup(func() { s.Close() })
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("close state: %v", err)
+		}
+	})
 	return s
 }
 

@@ -458,6 +458,69 @@ func TestAck(t *testing.T) {
 	}
 }
 
+// TestClockAhead lets the clock be years ahead during a sweep, and then right
+// again: what ran does not run again although its id is forgotten.
+func TestClockAhead(t *testing.T) {
+	n := newNode(t)
+	n.accept(1, "switch.on", "check:a")
+	n.ended(1)
+	n.w.put("a", 0)
+	if err := n.store.Sweep(t0.Add(10 * 365 * 24 * time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if r := n.deliver(1, "switch.on", "check:a").GetRefused(); r.GetReason() != gate.ReasonWindowPassed || !strings.Contains(r.GetMessage(), "clock") {
+		t.Errorf("delivered again = %v, want it refused", r)
+	}
+	n.w.want(t, map[string]int{})
+}
+
+// TestNotStarted leaves nothing to undo and no output behind.
+func TestNotStarted(t *testing.T) {
+	n := newNode(t)
+	n.w.on("apply p", func(context.Context) error {
+		return &tasks.ReasonError{Reason: tasks.ReasonCommandNotStarted, Unchanged: true, Err: errBoom}
+	})
+	n.accept(1, "switch.press", "once:p")
+	want(t, n.ended(1), failed, notNeeded, "COMMAND_NOT_STARTED")
+	if err := n.store.View(func(tx *state.Tx) error {
+		if more, err := tx.HasOutput(taskID(1)); err != nil || more {
+			t.Errorf("HasOutput = %v, %v", more, err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if sr := n.steps(1)[0]; sr.GetAttempts() != 1 || !strings.Contains(sr.GetError(), "boom") {
+		t.Errorf("step = %v, want the attempt and its error", sr)
+	}
+}
+
+// TestExitWhileAway: a command ended by itself while the agent was away, past
+// the deadline. How it ended is what counts.
+func TestExitWhileAway(t *testing.T) {
+	n := newNode(t)
+	reached := make(chan struct{}, 1)
+	n.w.on("apply p", func(ctx context.Context) error {
+		reached <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	n.accept(1, "switch.press", "once:p", func(l *taskv1.TaskLeaf) { l.Deadline = durationpb.New(time.Minute) })
+	<-reached
+	n.halt()
+	n.w.on("apply p", func(context.Context) error {
+		return &tasks.ReasonError{Reason: tasks.ReasonCommandExit, Command: &taskv1.CommandOutcome{ExitCode: 7}, Err: errors.New("exited with code 7")}
+	})
+	n.clock.move(time.Hour)
+	n.open()
+	n.start()
+	rec := n.ended(1)
+	want(t, rec, failed, notPossible, "COMMAND_EXIT")
+	if sr := n.steps(1)[0]; sr.GetCommand().GetExitCode() != 7 {
+		t.Errorf("command = %v, want code 7", sr.GetCommand())
+	}
+}
+
 func TestUnfinished(t *testing.T) {
 	n := newNode(t)
 	block := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }

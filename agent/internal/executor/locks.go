@@ -116,7 +116,7 @@ func (l *lockTable) settle() {
 func conflict(a, b []tasks.Lock) (mine, theirs tasks.Lock, ok bool) {
 	for _, x := range a {
 		for _, y := range b {
-			if !(x.Shared && y.Shared) && overlap(x.Name, y.Name) {
+			if (!x.Shared || !y.Shared) && overlap(x.Name, y.Name) {
 				return x, y, true
 			}
 		}

@@ -321,7 +321,9 @@ func newNode(t *testing.T) *node {
 		if err := n.store.Check(); err != nil {
 			t.Errorf("Check: %v", err)
 		}
-		n.store.Close()
+		if err := n.store.Close(); err != nil {
+			t.Errorf("close state: %v", err)
+		}
 	})
 	return n
 }

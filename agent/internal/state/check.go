@@ -36,6 +36,8 @@ func wrong(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrInvariant)
 }
 
+func readable(b []byte, m proto.Message) bool { return proto.Unmarshal(b, m) == nil }
+
 func checkChain(tx *Tx) (bad []error, err error) {
 	meta, err := tx.Journal()
 	if err != nil {
@@ -49,7 +51,7 @@ func checkChain(tx *Tx) (bad []error, err error) {
 	err = tx.scan(bucketFrames, nil, nil, func(k, v []byte) (bool, error) {
 		seq := binary.BigEndian.Uint64(k)
 		ev := new(taskv1.Event)
-		if err := proto.Unmarshal(v, ev); err != nil {
+		if !readable(v, ev) {
 			bad = append(bad, wrong("frame %d cannot be decoded", seq))
 			return true, nil
 		}
@@ -110,7 +112,7 @@ func checkTask(tx *Tx, rec *agentv1.TaskRecord) (bad []error, err error) {
 		return bad, nil
 	}
 	plan := new(taskv1.Plan)
-	if err := proto.Unmarshal(rec.GetPlan(), plan); err != nil {
+	if !readable(rec.GetPlan(), plan) {
 		return append(bad, wrong("plan of task %s cannot be decoded", id)), nil
 	}
 	if sum := sha256.Sum256(rec.GetPlan()); !bytes.Equal(sum[:], rec.GetPlanDigest()) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/gpuaas/millwright/agent/internal/crash"
 )
@@ -118,7 +119,7 @@ var errNothing = errors.New("nothing to write")
 // old pages from being used again.
 func (s *Store) View(fn func(*Tx) error) error {
 	err := view(s.db, fn)
-	if errors.Is(err, bolt.ErrDatabaseNotOpen) {
+	if errors.Is(err, berrors.ErrDatabaseNotOpen) {
 		return ErrClosed
 	}
 	return err

@@ -14,7 +14,8 @@
 //	│   ├── journal            JournalMeta
 //	│   ├── head               seq of the last frame, 8 bytes, and its SHA-256
 //	│   ├── acked              seq of the last acknowledged frame, 8 bytes
-//	│   └── boot               boot id in which the intents were last seen to
+//	│   ├── boot               boot id in which the intents were last seen to
+//	│   └── forgotten          unix second up to which seen ids were forgotten, 8 bytes
 //	├── tasks    <task id>                    TaskRecord
 //	├── open     <task id>                    state, 1 byte: tasks that have not ended
 //	├── order    <accept seq>                 task id: for lists, the newest first

@@ -19,10 +19,11 @@ import (
 const maxBatchBytes = 1 << 20
 
 var (
-	keyJournal = []byte("journal")
-	keyHead    = []byte("head")
-	keyAcked   = []byte("acked")
-	keyBoot    = []byte("boot")
+	keyJournal   = []byte("journal")
+	keyHead      = []byte("head")
+	keyAcked     = []byte("acked")
+	keyBoot      = []byte("boot")
+	keyForgotten = []byte("forgotten")
 )
 
 // head is the last frame.

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,7 +27,7 @@ var migrations = []func(*bolt.Tx) error{
 
 var (
 	keyVersion  = []byte("version")
-	errNoSchema = errors.New("no schema version")
+	errNoSchema = fmt.Errorf("%w: it has no schema version", errDamaged)
 )
 
 func readVersion(tx *bolt.Tx) (int, error) {
@@ -47,23 +46,26 @@ func writeVersion(tx *bolt.Tx, n int) error {
 	return tx.Bucket(bucketMeta).Put(keyVersion, []byte(strconv.Itoa(n)))
 }
 
+// checkVersion refuses a file that is newer than newest.
+func checkVersion(tx *bolt.Tx, newest int) error {
+	have, err := readVersion(tx)
+	if err == nil && have > newest {
+		err = fmt.Errorf("schema version %d of %s, and this agent knows %d: %w; install the newer agent again",
+			have, tx.DB().Path(), newest, ErrNewerSchema)
+	}
+	return err
+}
+
 // migrate brings the file to the newest schema, in one transaction, after it
-// has made a copy of it. It refuses a file that is newer.
+// has made a copy of it.
 func migrate(db *bolt.DB, steps []func(*bolt.Tx) error) error {
 	have := 0
-	err := db.View(func(tx *bolt.Tx) error {
-		var err error
+	err := db.View(func(tx *bolt.Tx) (err error) {
 		have, err = readVersion(tx)
 		return err
 	})
-	switch {
-	case err != nil:
+	if err != nil || have >= len(steps) {
 		return err
-	case have > len(steps):
-		return fmt.Errorf("schema version %d of %s, and this agent knows %d: %w; install the newer agent again",
-			have, db.Path(), len(steps), ErrNewerSchema)
-	case have == len(steps):
-		return nil
 	}
 	if err := backup(db, fmt.Sprintf("%s.v%d.bak", db.Path(), have)); err != nil {
 		return err

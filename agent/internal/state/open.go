@@ -8,14 +8,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime/debug"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	bolt "go.etcd.io/bbolt"
-	berrors "go.etcd.io/bbolt/errors"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
@@ -30,6 +27,8 @@ const (
 	defaultLockTimeout = 5 * time.Second
 	// mmapSize is address space, not memory: a remap would wait for readers.
 	mmapSize = 512 << 20
+	// growBy is how much the file grows at a time.
+	growBy = 1 << 20
 )
 
 // Config is what a store needs. Fields without "optional" must be set.
@@ -92,8 +91,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{cfg: cfg, mark: mark, changed: make(chan struct{})}
 	if err := s.open(ctx); err != nil {
-		mark.close()
-		return nil, err
+		return nil, errors.Join(err, mark.close())
 	}
 	return s, nil
 }
@@ -110,149 +108,9 @@ func (s *Store) open(ctx context.Context) error {
 		}
 	}
 	if err := s.load(); err != nil {
-		s.db.Close()
-		return err
+		return errors.Join(err, s.db.Close())
 	}
 	return nil
-}
-
-// judge opens the file, or says why a new journal must begin. In that case the
-// old file, if there was one, has been set aside.
-func (s *Store) judge(path string) (taskv1.JournalReason, error) {
-	const use = taskv1.JournalReason_JOURNAL_REASON_UNSPECIFIED
-	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		if s.cfg.JustJoined && s.mark.last.GetGeneration() != s.cfg.Generation {
-			return taskv1.JournalReason_JOURNAL_REASON_JOINED, nil
-		}
-		return taskv1.JournalReason_JOURNAL_REASON_MISSING, nil
-	case err != nil:
-		return use, fmt.Errorf("look at state file: %w", err)
-	case !info.Mode().IsRegular() || info.Size() == 0:
-		// bbolt would take an empty file for a fresh database.
-		return taskv1.JournalReason_JOURNAL_REASON_CORRUPT, s.setAside(path, "corrupt")
-	}
-	db, err := openBolt(path, s.cfg.LockTimeout)
-	switch {
-	case errors.Is(err, berrors.ErrTimeout):
-		return use, fmt.Errorf("open %s: %w; is another millwrightd running?", path, ErrLocked)
-	case errors.Is(err, os.ErrPermission):
-		return use, fmt.Errorf("open state file: %w", err)
-	case err != nil:
-		s.cfg.Logger.Error("state file cannot be read", "path", path, "err", err)
-		return taskv1.JournalReason_JOURNAL_REASON_CORRUPT, s.setAside(path, "corrupt")
-	}
-	reason, err := s.compare(db)
-	if err != nil || reason == use {
-		s.db = db
-		if err != nil {
-			db.Close()
-		}
-		return use, err
-	}
-	if err := db.Close(); err != nil {
-		return use, fmt.Errorf("close state file: %w", err)
-	}
-	return reason, s.setAside(path, asideNames[reason])
-}
-
-var asideNames = map[taskv1.JournalReason]string{
-	taskv1.JournalReason_JOURNAL_REASON_CORRUPT:     "corrupt",
-	taskv1.JournalReason_JOURNAL_REASON_ROLLED_BACK: "rolled-back",
-	taskv1.JournalReason_JOURNAL_REASON_JOINED:      "former-enrolment",
-}
-
-// openBolt turns a panic on a damaged file into an error.
-func openBolt(path string, timeout time.Duration) (db *bolt.DB, err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("open state file: %v", r)
-		}
-	}()
-	db, err = bolt.Open(path, 0o600, &bolt.Options{
-		Timeout:         timeout,
-		NoFreelistSync:  true,
-		FreelistType:    bolt.FreelistMapType,
-		InitialMmapSize: mmapSize,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open state file: %w", err)
-	}
-	return db, nil
-}
-
-// compare holds the open file against its mark and the enrolment.
-func (s *Store) compare(db *bolt.DB) (reason taskv1.JournalReason, err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if r := recover(); r != nil {
-			s.cfg.Logger.Error("state file cannot be read", "panic", fmt.Sprint(r))
-			reason, err = taskv1.JournalReason_JOURNAL_REASON_CORRUPT, nil
-		}
-	}()
-	if err := migrate(db, migrations); err != nil {
-		if errors.Is(err, errNoSchema) {
-			return taskv1.JournalReason_JOURNAL_REASON_CORRUPT, nil
-		}
-		return 0, err
-	}
-	err = view(db, func(tx *Tx) error {
-		meta, err := tx.Journal()
-		if err != nil {
-			reason = taskv1.JournalReason_JOURNAL_REASON_CORRUPT
-			return nil
-		}
-		head, err := tx.head()
-		if err != nil {
-			reason = taskv1.JournalReason_JOURNAL_REASON_CORRUPT
-			return nil
-		}
-		reason = s.verdict(meta, head.seq, uint64(tx.bolt.ID()))
-		return nil
-	})
-	return reason, err
-}
-
-func (s *Store) verdict(meta *agentv1.JournalMeta, seq, transaction uint64) taskv1.JournalReason {
-	m := s.mark.last
-	switch {
-	case m.GetCondemned():
-		return taskv1.JournalReason_JOURNAL_REASON_ROLLED_BACK
-	case meta.GetNode() != s.cfg.Node || meta.GetGeneration() != s.cfg.Generation:
-		return taskv1.JournalReason_JOURNAL_REASON_JOINED
-	case m == nil:
-		return 0 // it was made, and the agent died before its first mark
-	case meta.GetJournalId() != m.GetJournalId():
-		// The same, after another journal: it holds nothing but its opening.
-		if meta.GetPreviousJournalId() == m.GetJournalId() && seq == 1 {
-			return 0
-		}
-		return taskv1.JournalReason_JOURNAL_REASON_ROLLED_BACK
-	case seq < m.GetSeq() || transaction < m.GetTransaction():
-		return taskv1.JournalReason_JOURNAL_REASON_ROLLED_BACK
-	}
-	return 0
-}
-
-// setAside renames a file that is not used any more; nothing is ever deleted.
-func (s *Store) setAside(path, why string) error {
-	base := fmt.Sprintf("%s.%s.%d", path, why, s.cfg.Clock.Now().Unix())
-	for i := 0; ; i++ {
-		to := base
-		if i > 0 {
-			to += "." + strconv.Itoa(i)
-		}
-		if _, err := os.Lstat(to); err == nil {
-			continue
-		}
-		if err := os.Rename(path, to); err != nil {
-			return fmt.Errorf("set state file aside: %w", err)
-		}
-		s.cfg.Logger.Error("state file set aside", "path", to, "why", why)
-		return syncDir(s.cfg.Dir)
-	}
 }
 
 // begin makes a state file that holds a new journal. It appears under its name
@@ -262,7 +120,7 @@ func (s *Store) begin(ctx context.Context, path string, reason taskv1.JournalRea
 	if err := os.Remove(temp); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove unfinished state file: %w", err)
 	}
-	db, err := openBolt(temp, s.cfg.LockTimeout)
+	db, err := openBolt(temp, s.cfg.LockTimeout, false)
 	if err != nil {
 		return err
 	}
@@ -308,8 +166,8 @@ func (s *Store) begin(ctx context.Context, path string, reason taskv1.JournalRea
 	}
 	s.cfg.Logger.InfoContext(ctx, "new journal", "journal_id", meta.GetJournalId(), "reason", reason.String(),
 		"floor", meta.GetFloor().AsTime(), "previous_journal_id", meta.GetPreviousJournalId())
-	s.db, err = openBolt(path, s.cfg.LockTimeout)
-	return err
+	s.db, err = openBolt(path, s.cfg.LockTimeout, false)
+	return locked(path, err)
 }
 
 func (s *Store) newMeta(reason taskv1.JournalReason) *agentv1.JournalMeta {

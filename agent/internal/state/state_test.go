@@ -1,6 +1,7 @@
 package state_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -220,6 +221,81 @@ func TestLostJournal(t *testing.T) {
 				t.Errorf("Check: %v", err)
 			}
 		})
+	}
+}
+
+// TestDamagedPages truncates the file at each page and zeroes each page. Each
+// time the store opens: with the old journal where nothing of it was hurt, and
+// otherwise with a new one.
+func TestDamagedPages(t *testing.T) {
+	clock := &fakeClock{now: t0}
+	cfg := config(t.TempDir(), clock)
+	s := open(t, cfg)
+	for i := range 60 {
+		id := fmt.Sprintf("task-%02d", i)
+		update(t, s, func(tx *state.Tx) error {
+			if err := tx.PutSeen(id, &agentv1.SeenRecord{LeafHash: make([]byte, 3000)}); err != nil {
+				return err
+			}
+			_, err := tx.Append(started(id))
+			return err
+		})
+	}
+	before := head(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	db, mark := read(t, filepath.Join(cfg.Dir, "state.db")), read(t, filepath.Join(cfg.Dir, "state.mark"))
+	size, outcomes := os.Getpagesize(), map[string]int{}
+	for page := range len(db) / size {
+		if page > 3 && bytes.Count(db[page*size:(page+1)*size], []byte{0}) == size {
+			continue // never used
+		}
+		for _, how := range []string{"truncated", "zeroed"} {
+			damaged := append([]byte(nil), db...)
+			if how == "truncated" {
+				damaged = damaged[:page*size]
+			} else {
+				clear(damaged[page*size : (page+1)*size])
+			}
+			c := config(filepath.Join(cfg.Dir, "damaged"), clock)
+			c.JustJoined = false
+			if err := os.Mkdir(c.Dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			write(t, filepath.Join(c.Dir, "state.db"), damaged)
+			write(t, filepath.Join(c.Dir, "state.mark"), mark)
+			s, err := state.Open(t.Context(), c)
+			if err != nil {
+				t.Fatalf("page %d %s: Open = %v", page, how, err)
+			}
+			h := head(t, s)
+			switch {
+			case h.JournalID == before.JournalID && h.LastSeq != before.LastSeq:
+				t.Errorf("page %d %s: the journal goes on at frame %d of %d", page, how, h.LastSeq, before.LastSeq)
+			case h.JournalID == before.JournalID:
+				outcomes["kept"]++
+				err = s.Check()
+			default:
+				outcomes["anew"]++
+			}
+			if err == nil {
+				err = s.Update(appendEvent("x"))
+			}
+			if err != nil {
+				t.Errorf("page %d %s: %v", page, how, err)
+			}
+			if err := s.Close(); err != nil {
+				t.Errorf("page %d %s: Close = %v", page, how, err)
+			}
+			if err := os.RemoveAll(c.Dir); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Logf("%d pages: %v", len(db)/size, outcomes)
+	if outcomes["anew"] < 4 || outcomes["kept"] == 0 {
+		t.Errorf("outcomes = %v, want some of each", outcomes)
 	}
 }
 
@@ -586,6 +662,9 @@ func TestSweepSeenAndTasks(t *testing.T) {
 		if _, err := tx.Seen("old"); !errors.Is(err, state.ErrNotFound) {
 			t.Errorf("Seen(old) = %v, want ErrNotFound", err)
 		}
+		if got := tx.Forgotten(); !got.Equal(t0.Add(time.Hour)) {
+			t.Errorf("Forgotten = %v, want an hour after the start", got)
+		}
 		if sr, err := tx.Step("old", 0); err != nil || sr.GetOut() != nil {
 			t.Errorf("step of a swept task = %v, %v", sr, err)
 		}
@@ -675,7 +754,11 @@ func BenchmarkUpdate(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer s.Close()
+			defer func() {
+				if err := s.Close(); err != nil {
+					b.Error(err)
+				}
+			}()
 			rec := &agentv1.StepRecord{Before: make([]byte, 400)}
 			work := make(chan uint32, b.N)
 			for i := range b.N {

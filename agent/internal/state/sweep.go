@@ -74,11 +74,22 @@ func sweepSeen(tx *Tx, now time.Time) (bool, error) {
 			return false, nil
 		}
 		n++
+		tx.put(bucketMeta, keyForgotten, append([]byte(nil), k[:8]...))
 		tx.delete(bucketForget, append([]byte(nil), k...))
 		tx.delete(bucketSeen, append([]byte(nil), k[8:]...))
 		return true, nil
 	})
 	return n == sweepSlice, err
+}
+
+// Forgotten is the latest time by which ids have been forgotten: what was to be
+// remembered until then may have run. Only a clock that has been ahead makes it
+// later than now.
+func (tx *Tx) Forgotten() time.Time {
+	if b := tx.get(bucketMeta, keyForgotten); len(b) == 8 {
+		return time.Unix(int64(binary.BigEndian.Uint64(b)), 0)
+	}
+	return time.Time{}
 }
 
 func sweepTasks(tx *Tx, now time.Time) (bool, error) {

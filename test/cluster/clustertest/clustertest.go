@@ -72,6 +72,9 @@ func Up(t testing.TB, cfg Config) *Cluster {
 	return c
 }
 
+// With returns the cluster for a subtest, whose failures end that one.
+func (c *Cluster) With(t testing.TB) *Cluster { return &Cluster{Cluster: c.Cluster, t: t} }
+
 // Root returns the repository's directory.
 func Root(t testing.TB) string {
 	t.Helper()

@@ -109,7 +109,7 @@ func TestAdopted(t *testing.T) {
 				eventually(t, "its end", func() bool { s, _ := u.Unit(t.Context(), id.Unit()); return s.Active == "inactive" })
 			} else {
 				// It is let go only when the second agent has seen it running.
-				u.asked = make(chan struct{})
+				u.asked = make(chan struct{}, 1)
 				wg.Go(func() { <-u.asked; letGo(t, release) })
 			}
 			out, err := newRunner(u, state).Run(t.Context(), id, c)

@@ -29,7 +29,7 @@ type units struct {
 	done    map[string]chan struct{}
 	starts  int
 	asked   chan struct{} // gets a token when a state was asked for; may be nil
-	env     []string // of the shims
+	env     []string      // of the shims
 }
 
 func newUnits(t *testing.T) *units {

@@ -84,9 +84,14 @@ func started(name string, u unit, result string) bool {
 		u.ConditionMet && (result == "done" || result == "")
 }
 
-// StopUnit implements host.UnitController.
+// StopUnit implements host.UnitController. It asks who uses a mount before it
+// stops its unit: systemd would stop the services that require the mount with
+// it, so that it is not in use any more when it is unmounted.
 func (c *Conn) StopUnit(ctx context.Context, name string) error {
 	begin := time.Now() // by the clock of the journal
+	if busy := c.busy(ctx, name); busy != nil {
+		return fmt.Errorf("stop %s: %w", name, busy)
+	}
 	c.resetFailed(ctx, name)
 	crash.Point("host.unit.stop.before")
 	result, err := c.job(ctx, name, func(ctx context.Context, l *link, done chan<- string) error {
