@@ -42,13 +42,14 @@ const trustDomain = "example.org"
 // Cluster is a control plane that was founded by one operator, and that
 // operator's clients.
 type Cluster struct {
-	t    *testing.T
-	root *trustroot.Root
-	key  *envelope.Key // signs tasks
-	file *nodev1.ContextFile
-	cfg  controlplane.Config
-	log  *slog.Logger
-	stop func()
+	t        *testing.T
+	root     *trustroot.Root
+	key      *envelope.Key // signs tasks
+	recovery *envelope.Key // changes the trust root
+	file     *nodev1.ContextFile
+	cfg      controlplane.Config
+	log      *slog.Logger
+	stop     func()
 
 	// Tasks and Nodes are the operator's.
 	Tasks taskv1.TaskServiceClient
@@ -61,14 +62,14 @@ func New(t *testing.T, changes ...func(*controlplane.Config)) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, log: slog.New(slog.NewTextHandler(&testWriter{t: t}, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	c.key = must(envelope.GenerateKey())(t)
-	recovery := must(envelope.GenerateKey())(t)
+	c.recovery = must(envelope.GenerateKey())(t)
 	c.root = must(trustroot.SignGenesis(trustroot.Genesis{
 		TrustDomain: trustDomain, IssuedAt: time.Now().Add(-time.Minute),
 		Keys: []*taskv1.TrustKey{
 			trustroot.NewKey("alice", c.key.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_OPERATOR),
-			trustroot.NewKey("alice", recovery.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_RECOVERY),
+			trustroot.NewKey("alice", c.recovery.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_RECOVERY),
 		},
-	}, recovery))(t)
+	}, c.recovery))(t)
 	operatorKey := must(pki.GenerateKey())(t)
 
 	listener := listen(t, "127.0.0.1:0")
@@ -100,11 +101,9 @@ func New(t *testing.T, changes ...func(*controlplane.Config)) *Cluster {
 // again on the same address.
 func (c *Cluster) RestartServer(while func()) {
 	c.t.Helper()
-	c.stop()
+	c.StopServer()
 	while()
-	c.cfg.Listener = listen(c.t, c.cfg.AdvertiseAddress)
-	c.cfg.HTTPListener = listen(c.t, "127.0.0.1:0")
-	c.stop = run(c.t, controlplane.New(c.cfg).Run)
+	c.StartServer()
 }
 
 // Node is a machine in memory with the agent's directories.
