@@ -50,7 +50,7 @@ type host struct {
 	welcome *agentv1.Welcome
 	epoch   uint64
 	inbox   chan *agentv1.SessionResponse // closed when the stream has ended
-	end     error                         // how it ended; read after inbox is closed
+	end     *error                        // how it ended; read after inbox is closed
 	pending []*agentv1.SessionResponse    // received and not asked for yet
 
 	connected bool // the session is open, as far as the host knows
@@ -112,14 +112,15 @@ func (h *host) open() *agentv1.SessionResponse {
 	}
 	h.stream, h.cancel = stream, cancel
 	h.inbox, h.pending, h.epoch = make(chan *agentv1.SessionResponse, 1024), nil, 0
-	inbox := h.inbox
+	inbox, end := h.inbox, new(error)
+	h.end = end
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer close(inbox)
 		for {
 			m, err := stream.Recv()
 			if err != nil {
-				h.end = err
+				*end = err
 				return
 			}
 			inbox <- m
@@ -200,7 +201,7 @@ func (h *host) next(what string, fits func(*agentv1.SessionResponse) bool) *agen
 		case m, ok := <-h.inbox:
 			switch {
 			case !ok:
-				h.w.t.Fatalf("%s: the stream ended with %v before %s", h.node, h.end, what)
+				h.w.t.Fatalf("%s: the stream ended with %v before %s", h.node, *h.end, what)
 			case fits(m):
 				return m
 			}

@@ -315,8 +315,8 @@ func TestHeartbeats(t *testing.T) {
 	w.eventually("the condition is stored", func() bool { return condition(w.node("n1").GetConditions(), "PolicyInvalid") != nil })
 	for range h.inbox { // silence: the server cuts it
 	}
-	if status.Code(h.end) != codes.DeadlineExceeded {
-		t.Errorf("a silent session ended with %v", h.end)
+	if status.Code(*h.end) != codes.DeadlineExceeded {
+		t.Errorf("a silent session ended with %v", *h.end)
 	}
 	w.eventually("the node is away", func() bool { return w.node("n1").GetState() == nodev1.NodeState_NODE_STATE_DISCONNECTED })
 	if w.node("n1").GetLastSeenTime() == nil {

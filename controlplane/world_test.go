@@ -96,7 +96,7 @@ func newWorldWith(t testing.TB, change func(*controlplane.Config)) *world {
 	w.cfg = controlplane.Config{
 		StateDir: t.TempDir() + "/state", AdvertiseAddress: "server.test:7443", Registry: all.Registry(),
 		Logger: slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Sweep:  20 * time.Millisecond, Heartbeat: time.Second, Version: "test",
+		Sweep:  20 * time.Millisecond, Heartbeat: time.Minute, Version: "test",
 	}
 	change(&w.cfg)
 	w.context = must(controlplane.Found(t.Context(), w.cfg, w.bundle(), pkitest.TrustDomain))(t)

@@ -1,7 +1,7 @@
 # The Debian packages. GOTAGS=TAG builds the variant for tests whose binaries
 # are in bin/TAG and whose packages are in dist/TAG.
 
-.PHONY: deb deb-all
+.PHONY: deb deb-all deb-noadopt
 
 # Debian versions begin with a digit.
 DEB_VERSION ?= 0.0.0+$(shell git rev-list --count HEAD 2>/dev/null || echo 0).g$(shell git rev-parse --short HEAD 2>/dev/null || echo 0)
@@ -20,3 +20,10 @@ deb: $(TOOLS)/nfpm ## build the Debian packages into dist/
 deb-all: deb ## the packages and their variants for tests
 	$(MAKE) --no-print-directory deb GOTAGS=millwright_crash
 	$(MAKE) --no-print-directory deb GOTAGS=millwright_noadopt
+
+deb-noadopt:
+	$(MAKE) --no-print-directory deb GOTAGS=millwright_noadopt
+
+ifeq ($(DEMO_BREAK),adopt)
+demo demo-up: deb-noadopt
+endif

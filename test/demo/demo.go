@@ -162,8 +162,24 @@ func (d *demo) policy(ctx context.Context) error {
 	if err := d.ended(ctx, ids[0], "hello", 0); err != nil {
 		return err
 	}
-	say("a command that a line allows ran")
+	if err := d.logged(ctx, ids[0], "hello", 0); err != nil {
+		return err
+	}
+	say("a command that a line allows ran, and its output is here")
 	return d.print(ctx, "task", "logs", ids[0])
+}
+
+// logged waits until the output of a work has arrived, which comes after the
+// task's end, and compares all of it.
+func (d *demo) logged(ctx context.Context, id, name string, code int) error {
+	want := fmt.Sprintf("work %[1]s: start number 1\nwork %[1]s: told to go on; it ends with %[2]d\n", name, code)
+	return until(ctx, "the output of task "+id+" has arrived", func() error {
+		out, err := d.c.Millctl(ctx, "task", "logs", id)
+		if err == nil && out.Stdout != want {
+			err = fmt.Errorf("it is %q, want %q", out.Stdout, want)
+		}
+		return err
+	})
 }
 
 // print runs millctl and shows what it prints, as a person would see it.
@@ -192,6 +208,9 @@ func (d *demo) history(ctx context.Context) error {
 	}
 	if finished != 1 {
 		return fmt.Errorf("the history of task %s says %d times that it ended, want once", d.killed, finished)
+	}
+	if err := d.logged(ctx, d.killed, "steady", 0); err != nil {
+		return err
 	}
 	for _, args := range [][]string{
 		{"task", "list"}, {"task", "get", d.killed}, {"task", "history", d.killed}, {"task", "logs", d.killed}, {"node", "list"},

@@ -2,14 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -274,51 +268,4 @@ func until(ctx context.Context, what string, check func() error) error {
 		case <-tick.C:
 		}
 	}
-}
-
-// nothingLeft looks for what a testbed leaves, by other means than Down's.
-func nothingLeft(bed *testbed.Testbed) error {
-	number := strconv.Itoa(int(bed.Address().As4()[2]))
-	var left []string
-	for _, glob := range []string{
-		"/run/millwright-testbed/" + bed.Name(), "/var/lib/millwright-testbed/" + bed.Name(),
-		"/sys/fs/cgroup/millwright-testbed-" + bed.Name(), "/sys/fs/cgroup/*/millwright-testbed-" + bed.Name(),
-		"/sys/class/net/mwt" + number, "/sys/class/net/mwt" + number + "[nsx]*", "/run/netns/mwt" + number + "-*",
-	} {
-		found, err := filepath.Glob(glob)
-		if err != nil {
-			return err
-		}
-		left = append(left, found...)
-	}
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return err
-	}
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, "/millwright-testbed/"+bed.Name()+"/") {
-			left = append(left, strings.TrimSpace(line))
-		}
-	}
-	files, err := filepath.Glob("/proc/[0-9]*/cgroup")
-	if err != nil {
-		return err
-	}
-	for _, file := range files {
-		groups, _ := os.ReadFile(file) // the process may have ended
-		status, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
-		if strings.Contains(string(groups), "/millwright-testbed-"+bed.Name()+"/") && !strings.Contains(string(status), "\nState:\tZ") {
-			left = append(left, filepath.Dir(file))
-		}
-	}
-	addr := net.JoinHostPort(bed.Address().String(), "7443")
-	if l, err := net.Listen("tcp", ":7443"); err == nil {
-		_ = l.Close()
-	} else if errors.Is(err, syscall.EADDRINUSE) {
-		left = append(left, addr)
-	}
-	if len(left) > 0 {
-		return fmt.Errorf("left behind: %s", strings.Join(left, ", "))
-	}
-	return nil
 }

@@ -143,7 +143,7 @@ It keeps running. To look further:
   bin/millctl task list
   bin/millctl task get ID
   bin/millctl task watch
-  echo 'argv: [/usr/local/bin/demo-work, again, "0"]' | bin/millctl task run system.command -n n1 -f -
+  echo 'argv: [/usr/local/bin/demo-work, hello, "0"]' | bin/millctl task run system.command -n n1 -f -
   bin/testbed exec --name %[1]s n1 -- millwrightd status
   bin/testbed exec --name %[1]s n1 -- millwrightd journal list
   bin/testbed kill --name %[1]s n2; bin/testbed start --name %[1]s n2

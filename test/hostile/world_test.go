@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/millwright/pki"
 	"github.com/gpuaas/millwright/pki/envelope"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
 	systemv1 "github.com/gpuaas/millwright/proto/millwright/system/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/test/harness"
@@ -43,7 +44,11 @@ func newWorld(t *testing.T) *world {
 	}
 	w.n.Start()
 	epoch := w.n.Connected().GetSessionEpoch()
-	w.c.Ended(w.c.Create(w.n, "system.command", command("before")).GetId())
+	mount := &storagev1.MountSpec{Target: "/mnt/before", Source: &storagev1.MountSpec_Tmpfs{Tmpfs: &storagev1.TmpfsSource{SizeBytes: 1 << 20}}}
+	id := w.c.Ended(w.c.Create(w.n, "storage.mount", mount).GetId()).GetId()
+	for !w.n.Journal(id).GetAcknowledged() {
+		<-time.After(10 * time.Millisecond)
+	}
 	w.c.StopServer()
 	w.s = w.serve(epoch)
 	return w

@@ -73,6 +73,9 @@ func (a *app) printStatus(st *agentv1.GetStatusResponse) error {
 		{"tasks", fmt.Sprintf("%d unfinished, of them %d held", st.GetUnfinishedTasks(), st.GetHeldTasks())},
 	}...)
 	for _, c := range st.GetConditions() {
+		if c.GetStatus() == taskv1.ConditionStatus_CONDITION_STATUS_FALSE {
+			continue // nothing is wrong; the JSON lists it
+		}
 		rows = append(rows, []string{"condition", fmt.Sprintf("%s is %s: %s: %s", c.GetType(), truth(c.GetStatus()), c.GetReason(), c.GetMessage())})
 	}
 	for _, i := range st.GetIntents() {

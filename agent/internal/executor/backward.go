@@ -151,7 +151,7 @@ func (t *task) holdUnknown(ctx context.Context, err error) error {
 	t.steps[i].Error = err.Error()
 	return t.hold(ctx, reasonOutcomeUnknown, fmt.Sprintf(
 		"step %d (%s): %v; it is never run again by itself: see on the node what it did, then settle the task with task resolve",
-		i+1, t.plan.GetSteps()[i].GetTitle(), err), i, t.steps[i])
+		i, t.plan.GetSteps()[i].GetTitle(), err), i, t.steps[i])
 }
 
 // hold gives the task to a person. It keeps its locks and gives its credit

@@ -45,8 +45,9 @@ type failure struct {
 
 func (f *failure) Error() string { return f.message }
 
+// stepMessage numbers steps from 0, as the plan and the history do.
 func stepMessage(i int, p *taskv1.PlannedStep, err error) string {
-	return fmt.Sprintf("step %d (%s): %v", i+1, p.GetTitle(), err)
+	return fmt.Sprintf("step %d (%s): %v", i, p.GetTitle(), err)
 }
 
 // forward brings every step to verified, then the whole.

@@ -95,7 +95,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		if err := srv.Serve(l); err != nil {
+		// It is stopped already when the end comes before it began.
+		if err := srv.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			return fmt.Errorf("serve local socket: %w", err)
 		}
 		return nil

@@ -101,7 +101,7 @@ func (t *Tx) reading(event *taskv1.Event) (kind, id string, apply func(*serverv1
 			if row.Task.State == taskv1.TaskState_TASK_STATE_WAITING {
 				t.to(row.GetTask(), taskv1.TaskState_TASK_STATE_ACCEPTED)
 			}
-			ev.Message = fmt.Sprintf("%d steps", len(p.Planned.GetPlan().GetSteps()))
+			ev.Message = steps(len(p.Planned.GetPlan().GetSteps()))
 		}
 	case *taskv1.Event_Started:
 		return "STARTED", p.Started.GetTaskId(), func(row *serverv1.TaskRow, _ *taskv1.TaskEvent) {
@@ -237,4 +237,11 @@ func (t *Tx) restore(e *auditv1.LogEntry, a *taskv1.TaskAccepted) (*serverv1.Tas
 
 func stateWord(s taskv1.TaskState) string {
 	return strings.TrimPrefix(s.String(), "TASK_STATE_")
+}
+
+func steps(n int) string {
+	if n == 1 {
+		return "1 step"
+	}
+	return fmt.Sprintf("%d steps", n)
 }

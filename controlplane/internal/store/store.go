@@ -36,8 +36,9 @@ type Decide func(v View) (*Change, error)
 // Writer carries out changes, one after the other.
 type Writer interface {
 	// Update runs decide, writes its change and returns once it is durable. The
-	// error of decide is returned as it is. When ctx ends first the change may
-	// still be made.
+	// error of decide is returned as it is. ctx is looked at until decide runs;
+	// then the outcome is waited for, so that decide may write to variables of
+	// its caller.
 	Update(ctx context.Context, decide Decide) error
 }
 

@@ -147,10 +147,10 @@ func checkJournal(t testing.TB, c *clustertest.Cluster, task *taskv1.Task, event
 // last event is there.
 func journal(t testing.TB, c *clustertest.Cluster, task *taskv1.Task) *agentv1.JournalTask {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(30 * time.Second)
 	for {
 		res, err := c.Machine(task.GetNode()).Exec(t.Context(), "sh", "-c",
-			`for i in $(seq 50); do o=$(millwrightd journal list "$1" -o json) && echo "$o" | grep -q '"acknowledged": *true' && break; sleep 0.1; done; echo "$o"`, "sh", task.GetId())
+			`for i in $(seq 50); do o=$(millwrightd journal list "$1" -o json) && printf '%s' "$o" | grep -q '"acknowledged": *true' && break; sleep 0.1; done; printf '%s' "$o"`, "sh", task.GetId())
 		var list agentv1.ListJournalResponse
 		if err == nil {
 			err = protojson.Unmarshal(res.Stdout, &list)

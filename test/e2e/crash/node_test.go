@@ -3,6 +3,7 @@ package crash
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,25 +18,24 @@ const cutFor = time.Minute
 // nodes takes power or network away in the middle of a mount and a command.
 func nodes(t *testing.T, c *clustertest.Cluster, seen *table) {
 	mounting := func(label string) string { return "/run/begun-" + label }
-	t.Run("cut", func(t *testing.T) {
-		t.Parallel()
-		cut(t, c.With(t), "n1", held(), mounting("cut"), seen)
+	var side sync.WaitGroup
+	side.Go(func() {
+		t.Run("cut in a mount", func(t *testing.T) { cut(t, c.With(t), "n1", held(), mounting("cut"), seen) })
 	})
-	t.Run("cut command", func(t *testing.T) {
-		t.Parallel()
-		cut(t, c.With(t), "n2", gated(), effectFile("cut"), seen)
+	side.Go(func() {
+		t.Run("cut in a command", func(t *testing.T) { cut(t, c.With(t), "n2", gated(), effectFile("cut"), seen) })
 	})
-	t.Run("power", func(t *testing.T) {
-		t.Parallel()
-		t.Run("command", func(t *testing.T) {
+	side.Go(func() {
+		t.Run("power in a command", func(t *testing.T) {
 			want := expectation{resumed: 1, found: begun, rebooted: true, held: true, runs: []int{1}}
 			power(t, c.With(t), gated(), effectFile("power"), want, seen)
 		})
-		t.Run("mount", func(t *testing.T) {
+		t.Run("power in a mount", func(t *testing.T) {
 			want := expectation{resumed: 1, found: begun, rebooted: true}
 			power(t, c.With(t), held(), mounting("power"), want, seen)
 		})
 	})
+	side.Wait()
 }
 
 // power cuts the power of n3 once the file says that the task is in its middle.

@@ -27,12 +27,8 @@ func (s *Store) Update(ctx context.Context, decide store.Decide) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	select {
-	case err := <-r.done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	// The writer has it: what decide captured belongs to the writer until then.
+	return <-r.done
 }
 
 // Run carries out writes until ctx ends, and then those that it has taken.
