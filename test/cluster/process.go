@@ -12,6 +12,9 @@ import (
 	"strings"
 )
 
+// TrustDomain is the trust domain of every cluster.
+const TrustDomain = trustDomain
+
 // MillctlCommand is millctl as the operator runs it, not yet started.
 func (c *Cluster) MillctlCommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.binary("millctl", Release), args...)
