@@ -51,24 +51,32 @@ func TestLostJournalHoldsWhatWasSent(t *testing.T) {
 
 func TestResolveOfATaskThatTheNodeHasForgotten(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	h := w.join("n1")
-	h.connect()
-	lost := w.create(w.leaf("n1"))[0]
-	h.accept(h.assignment(lost.GetId()))
-	h.hangUp()
-	h.newJournal()
-	h.credits = 0 // a resolve needs none
-	h.connect()
-	leaf := w.leaf("n1")
-	leaf.Kind = "task.resolve"
-	leaf.Spec = must(proto.Marshal(&taskv1.ResolveSpec{TaskId: lost.GetId(), LeafHash: lost.GetLeafHash(), As: taskv1.ResolveAs_RESOLVE_AS_ABANDON}))(t)
-	resolve := w.create(leaf)[0].GetId()
-	h.accept(h.assignment(resolve))
-	h.run(resolve)
-	task := w.task(lost.GetId())
-	if task.GetState() != taskv1.TaskState_TASK_STATE_ABANDONED || task.GetAssertedBy() != "spiffe://test.example/operator/alice" {
-		t.Errorf("task = %v", task)
+	for as, want := range map[taskv1.ResolveAs]taskv1.TaskState{
+		taskv1.ResolveAs_RESOLVE_AS_ABANDON: taskv1.TaskState_TASK_STATE_ABANDONED,
+		taskv1.ResolveAs_RESOLVE_AS_ACCEPT:  taskv1.TaskState_TASK_STATE_SUCCEEDED,
+	} {
+		t.Run(as.String(), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			h := w.join("n1")
+			h.connect()
+			lost := w.create(w.leaf("n1"))[0]
+			h.accept(h.assignment(lost.GetId()))
+			h.hangUp()
+			h.newJournal()
+			h.credits = 0 // a resolve needs none
+			h.connect()
+			leaf := w.leaf("n1")
+			leaf.Kind = "task.resolve"
+			leaf.Spec = must(proto.Marshal(&taskv1.ResolveSpec{TaskId: lost.GetId(), LeafHash: lost.GetLeafHash(), As: as}))(t)
+			resolve := w.create(leaf)[0].GetId()
+			h.accept(h.assignment(resolve))
+			h.run(resolve)
+			task := w.task(lost.GetId())
+			if task.GetState() != want || task.GetAssertedBy() != "spiffe://test.example/operator/alice" {
+				t.Errorf("task = %v, want %s", task, want)
+			}
+		})
 	}
 }
 

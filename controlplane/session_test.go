@@ -139,8 +139,9 @@ func TestAcceptedBeforeTheSessionBrokeIsNotSentAgain(t *testing.T) {
 	} else {
 		h.welcome, h.epoch = m.GetWelcome(), m.GetWelcome().GetSessionEpoch()
 	}
-	if got := w.task(id).GetState(); got != taskv1.TaskState_TASK_STATE_ASSIGNED {
-		t.Errorf("before the events came the task is %s, want ASSIGNED", got)
+	h.none("an assignment before the events", func(m *agentv1.SessionResponse) bool { return m.GetAssignment() != nil })
+	if diff := cmp.Diff([]string{"CREATED", "ASSIGNED"}, w.history(id)); diff != "" {
+		t.Errorf("before the events came, history (-want +got):\n%s", diff)
 	}
 	h.flush(h.welcome.GetResendFrom())
 	h.none("an assignment", func(m *agentv1.SessionResponse) bool { return m.GetAssignment() != nil })

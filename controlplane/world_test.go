@@ -29,7 +29,7 @@ import (
 )
 
 // patience is how long a test waits for what must come.
-const patience = 6 * time.Second
+const patience = 30 * time.Second
 
 // world is a founded server over loopback TLS, with its first operator. It can
 // be stopped and started again on the same state and address.

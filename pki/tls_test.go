@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/millwright/pki"
+	"github.com/gpuaas/millwright/pki/pkitest"
 )
 
 // shake does one handshake over a real connection, with a byte each way, and
@@ -60,7 +61,7 @@ func talk(ctx context.Context, conn *tls.Conn) error {
 }
 
 func TestShapesAreThirty(t *testing.T) {
-	if n := len(shapes()); n != 30 {
+	if n := len(pkitest.Shapes("td.test")); n != 30 {
 		t.Errorf("%d shapes, want 30", n)
 	}
 }
@@ -69,10 +70,10 @@ func TestShapesAreThirty(t *testing.T) {
 func TestShapesAtTheServer(t *testing.T) {
 	ca := newIssuer(t)
 	server := ca.tls(t, pki.RoleServer).Server()
-	for _, s := range append(shapes(), moreShapes()...) {
-		t.Run(s.name, func(t *testing.T) {
+	for _, s := range append(pkitest.Shapes("td.test"), pkitest.MoreShapes("td.test")...) {
+		t.Run(s.Name, func(t *testing.T) {
 			key := newKey(t)
-			cert := tls.Certificate{Certificate: [][]byte{ca.issue(t, pki.RoleNode, key, s.edit)}, PrivateKey: key}
+			cert := tls.Certificate{Certificate: [][]byte{ca.issue(t, pki.RoleNode, key, s.Edit)}, PrivateKey: key}
 			client := &tls.Config{
 				InsecureSkipVerify: true,
 				GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
@@ -80,7 +81,7 @@ func TestShapesAtTheServer(t *testing.T) {
 				},
 			}
 			serverErr, _ := shake(t, server, client)
-			check(t, s.ok, serverErr)
+			check(t, s.Good, serverErr)
 		})
 	}
 }
@@ -93,15 +94,15 @@ func TestShapesAtTheClient(t *testing.T) {
 		"member":  ca.tls(t, pki.RoleNode).Client(),
 		"joining": pki.JoinTLS("td.test", sha256.Sum256(ca.cert.Raw), nil),
 	}
-	for _, s := range append(shapes(), moreShapes()...) {
+	for _, s := range append(pkitest.Shapes("td.test"), pkitest.MoreShapes("td.test")...) {
 		key := newKey(t)
 		server := &tls.Config{Certificates: []tls.Certificate{{
-			Certificate: [][]byte{ca.issue(t, pki.RoleServer, key, s.edit), ca.cert.Raw}, PrivateKey: key,
+			Certificate: [][]byte{ca.issue(t, pki.RoleServer, key, s.Edit), ca.cert.Raw}, PrivateKey: key,
 		}}}
 		for name, client := range clients {
-			t.Run(name+"/"+s.name, func(t *testing.T) {
+			t.Run(name+"/"+s.Name, func(t *testing.T) {
 				_, clientErr := shake(t, server, client)
-				check(t, s.ok, clientErr)
+				check(t, s.Good, clientErr)
 			})
 		}
 	}

@@ -1,6 +1,8 @@
 package harness
 
 import (
+	"crypto/ecdsa"
+	"crypto/x509"
 	"path/filepath"
 	"time"
 
@@ -72,4 +74,12 @@ func (c *Cluster) Connect(identity *pki.Identity) *grpc.ClientConn {
 	conn := must(grpc.NewClient("passthrough:///"+c.Address(), grpc.WithTransportCredentials(credentials.NewTLS(config))))(c.t)
 	c.t.Cleanup(func() { _ = conn.Close() })
 	return conn
+}
+
+// CAFiles are the key and the certificate of the server's CA.
+func (c *Cluster) CAFiles() (*ecdsa.PrivateKey, *x509.Certificate) {
+	c.t.Helper()
+	dir := filepath.Join(c.cfg.StateDir, "ca")
+	key := must(pki.ReadPrivateKey(filepath.Join(dir, "ca.key")))(c.t)
+	return key, must(pki.ReadCertificates(filepath.Join(dir, "ca.pem")))(c.t)[0]
 }

@@ -36,4 +36,20 @@ var required = []suite{
 		name: "e2e/storage_mount", about: "real GlusterFS: native units, drift by name, busy, reboot",
 		packages: []string{"./test/e2e/storage_mount"}, timeout: 10 * time.Minute,
 	},
+	{
+		name: "e2e/host", about: "the node's hands on a node: systemd, dbus, mounts, commands",
+		packages: []string{"./test/e2e/host"}, timeout: 15 * time.Minute,
+	},
+	{
+		name: "e2e/packages", about: "install, upgrade, remove and purge of the packages",
+		packages: []string{"./test/e2e/packages"}, timeout: 10 * time.Minute,
+	},
+	{
+		name: "e2e/readme", about: "every command of the README, on fresh machines",
+		packages: []string{"./test/e2e/readme"}, timeout: 10 * time.Minute,
+	},
+	{
+		name: "e2e/demo", about: "make demo passes, and fails with an agent that does not adopt",
+		packages: []string{"./test/e2e/demo"}, timeout: 15 * time.Minute,
+	},
 }

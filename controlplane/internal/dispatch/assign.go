@@ -86,7 +86,7 @@ func (d *Dispatcher) choose(ctx context.Context, s *session) (ids []string, retr
 				}
 			case resolve:
 				ids = append(ids, row.GetTask().GetId())
-			default:
+			case free > 0:
 				free--
 				ids = append(ids, row.GetTask().GetId())
 			}

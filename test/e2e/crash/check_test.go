@@ -29,7 +29,7 @@ func check(t testing.TB, c *clustertest.Cluster, k kind, id, label string, want 
 	case want.held:
 		state, reason, tail = taskv1.TaskState_TASK_STATE_HELD, "OUTCOME_UNKNOWN", []string{"HELD"}
 	case want.failed != "":
-		state, reason = taskv1.TaskState_TASK_STATE_FAILED, want.failed
+		state, reason, tail = taskv1.TaskState_TASK_STATE_FAILED, want.failed, []string{"UNDOING"}
 	}
 	if task.GetState() != state || task.GetReason() != reason {
 		t.Fatalf("it is %s: %s, want %s %s", outcome, task.GetMessage(), state, reason)
@@ -45,7 +45,7 @@ func check(t testing.TB, c *clustertest.Cluster, k kind, id, label string, want 
 	events := c.Events(id)
 	checkHistory(t, events, tail, want)
 	checkJournal(t, c, task, events)
-	k.effect(t, c, task, label, want)
+	k.effect(t, c, k, task, label, want)
 	c.Sh(task.GetNode(), `for i in $(seq 100); do u=$(systemctl list-units --all --no-legend --plain 'millwright-task-*'); test -z "$u" && break; sleep 0.1; done
 test -z "$u$(systemctl --failed --no-legend --plain)" || { systemctl --failed; echo "left: $u" >&2; exit 1; }`)
 	return outcome + ": " + strings.Join(types(events), " ")

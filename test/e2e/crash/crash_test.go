@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/protobuf/encoding/protojson"
 
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/test/cluster"
 	"github.com/gpuaas/millwright/test/cluster/clustertest"
 )
@@ -64,7 +66,7 @@ func TestCrash(t *testing.T) {
 				node := fmt.Sprintf("n%d", i+1)
 				t.Run(node, func(t *testing.T) {
 					for _, one := range cases {
-						t.Run(one.point.name+"/"+one.kind.name, func(t *testing.T) { one.run(t, c.With(t), node, seen) })
+						t.Run(one.point.name+"/"+one.kind.title(), func(t *testing.T) { one.run(t, c.With(t), node, seen) })
 					}
 				})
 			})
@@ -74,8 +76,8 @@ func TestCrash(t *testing.T) {
 	t.Run("node", func(t *testing.T) { nodes(t, c, seen) })
 	t.Run("server", func(t *testing.T) {
 		for i, p := range serverPoints() {
-			for _, a := range asked(p.mount, p.command) {
-				t.Run(p.name+"/"+a.kind.name, func(t *testing.T) {
+			for _, a := range asked(p.mount, p.command, nil) {
+				t.Run(p.name+"/"+a.kind.title(), func(t *testing.T) {
 					killServer(t, c.With(t), p, a.kind, fmt.Sprintf("n%d", i%3+1), a.want, seen)
 				})
 			}
@@ -91,13 +93,16 @@ type task struct {
 }
 
 // asked are the tasks that come by a point.
-func asked(onMount, onCommand *expectation) []task {
+func asked(onMount, onCommand, onFailing *expectation) []task {
 	var out []task
 	if onMount != nil {
 		out = append(out, task{bind(), *onMount})
 	}
 	if onCommand != nil {
 		out = append(out, task{command(), *onCommand})
+	}
+	if onFailing != nil {
+		out = append(out, task{failing(), *onFailing})
 	}
 	return out
 }
@@ -112,7 +117,7 @@ type agentCase struct {
 func shares(n int) [][]agentCase {
 	out, i := make([][]agentCase, n), 0
 	for _, p := range agentPoints() {
-		for _, a := range asked(p.mount, p.command) {
+		for _, a := range asked(p.mount, p.command, p.failing) {
 			out[i%n] = append(out[i%n], agentCase{p, a})
 			i++
 		}
@@ -121,7 +126,7 @@ func shares(n int) [][]agentCase {
 }
 
 func (one agentCase) run(t *testing.T, c *clustertest.Cluster, node string, seen *table) {
-	n, point, label := c.Machine(node), one.point.name, label(one.point.name)
+	n, point, label := c.Machine(node), one.point.name, label(one.point.name, one.kind)
 	group, kills := "agent", 1
 	switch {
 	case one.point.shim:
@@ -146,7 +151,7 @@ for i in $(seq 300); do test $(systemctl show -P NRestarts millwrightd.service) 
 	if got := count(t, c, node); got != restarts+kills {
 		t.Errorf("the agent was started again %d times, want %d", got-restarts, kills)
 	}
-	seen.add(group, point, one.kind.name, outcome)
+	seen.add(group, point, one.kind.title(), outcome)
 }
 
 // killAgent kills the agent by hand while the command of label runs.
@@ -164,19 +169,22 @@ func count(t testing.TB, c *clustertest.Cluster, node string) int {
 	return n
 }
 
-func label(point string) string { return strings.ReplaceAll(point, ".", "-") }
+// label names the effect of a task: one point, one kind.
+func label(point string, k kind) string {
+	return strings.NewReplacer(".", "-", " ", "-").Replace(point + "-" + k.title())
+}
 
 // killServer kills the server at a point and starts it again. What the operator
 // asked for is asked for again when its answer was lost, as one request.
 func killServer(t *testing.T, c *clustertest.Cluster, p serverPoint, k kind, node string, want expectation, seen *table) {
-	label := label(p.name)
+	label := label(p.name, k)
 	c.Sh(node, k.prepare(label))
 	if err := c.Arm(t.Context(), nil, p.name); err != nil {
 		t.Fatal(err)
 	}
-	request, marker := uuid.NewString(), label+"-"+strings.ReplaceAll(k.name, ".", "-")
+	request := uuid.NewString()
 	create := func() ([]string, error) {
-		return c.Run(t.Context(), k.name, node, k.spec(label), "--request-id", request, "--label", "case="+marker)
+		return c.Run(t.Context(), k.name, node, k.spec(label), "--request-id", request, "--label", "case="+label)
 	}
 	ids, lost := create()
 	if p.provoke {
@@ -205,5 +213,13 @@ func killServer(t *testing.T, c *clustertest.Cluster, p serverPoint, k kind, nod
 		t.Fatalf("%d tasks were made, want 1", len(ids))
 	}
 	outcome := check(t, c, k, ids[0], label, want)
-	seen.add("server", p.name, k.name, outcome)
+	out, err := c.Millctl(t.Context(), "task", "list", "--label", "case="+label, "-o", "json")
+	var list taskv1.ListTasksResponse
+	if err == nil {
+		err = protojson.Unmarshal([]byte(out.Stdout), &list)
+	}
+	if err != nil || len(list.GetTasks()) != 1 || list.GetTasks()[0].GetId() != ids[0] {
+		t.Errorf("the server has %d tasks of this request, want %s alone (%v)", len(list.GetTasks()), ids[0], err)
+	}
+	seen.add("server", p.name, k.title(), outcome)
 }

@@ -22,9 +22,18 @@ type kind struct {
 	// state, reason and events are how it ends when nothing is lost.
 	state  taskv1.TaskState
 	reason string
+	code   int32    // of a command
 	events []string // between STARTED and the end, without steps
 	// effect checks what the task did to the node.
-	effect func(t testing.TB, c *clustertest.Cluster, task *taskv1.Task, label string, want expectation)
+	effect func(t testing.TB, c *clustertest.Cluster, k kind, task *taskv1.Task, label string, want expectation)
+}
+
+// title tells the kinds of this suite apart.
+func (k kind) title() string {
+	if k.code != 0 {
+		return fmt.Sprintf("%s exit %d", k.name, k.code)
+	}
+	return k.name
 }
 
 // effectFile counts the runs of a command, one line each.
@@ -32,22 +41,32 @@ func effectFile(label string) string { return "/root/runs-" + label }
 
 func mountTarget(label string) string { return "/mnt/" + label + "/data" }
 
+// command is a program that succeeds.
 func command() kind {
 	return kind{
 		name: "system.command",
 		spec: func(label string) string {
-			return fmt.Sprintf(`argv: [/bin/sh, -c, "echo run >> %s; sleep 1; echo out; exit 7"]`, effectFile(label))
+			return fmt.Sprintf(`argv: [/bin/sh, -c, "echo run >> %s; sleep 1; echo out"]`, effectFile(label))
 		},
 		prepare: func(string) string { return "true" },
-		state:   taskv1.TaskState_TASK_STATE_FAILED, reason: "COMMAND_EXIT",
-		events: []string{"UNDOING"},
-		effect: commandEffect,
+		state:   taskv1.TaskState_TASK_STATE_SUCCEEDED,
+		effect:  commandEffect,
 	}
 }
 
-// gated is a command that waits for a file of /run.
-func gated() kind {
+// failing is a program that exits with 7.
+func failing() kind {
 	k := command()
+	k.spec = func(label string) string {
+		return fmt.Sprintf(`argv: [/bin/sh, -c, "echo run >> %s; sleep 1; echo out; exit 7"]`, effectFile(label))
+	}
+	k.state, k.reason, k.code, k.events = taskv1.TaskState_TASK_STATE_FAILED, "COMMAND_EXIT", 7, []string{"UNDOING"}
+	return k
+}
+
+// gated is a failing program that waits for a file of /run.
+func gated() kind {
+	k := failing()
 	k.spec = func(label string) string {
 		return fmt.Sprintf(`argv: [/bin/sh, -c, "echo run >> %s; sync; until test -e /run/go-%s; do sleep 0.1; done; echo out; exit 7"]`,
 			effectFile(label), label)
@@ -55,7 +74,7 @@ func gated() kind {
 	return k
 }
 
-func commandEffect(t testing.TB, c *clustertest.Cluster, task *taskv1.Task, label string, want expectation) {
+func commandEffect(t testing.TB, c *clustertest.Cluster, k kind, task *taskv1.Task, label string, want expectation) {
 	t.Helper()
 	if want.runs == nil {
 		want.runs = []int{1}
@@ -67,8 +86,8 @@ func commandEffect(t testing.TB, c *clustertest.Cluster, task *taskv1.Task, labe
 	if want.held || want.failed != "" {
 		return
 	}
-	if code := task.GetSteps()[0].GetCommand().GetExitCode(); code != 7 {
-		t.Errorf("exit code %d, want 7", code)
+	if code := task.GetSteps()[0].GetCommand().GetExitCode(); code != k.code {
+		t.Errorf("exit code %d, want %d", code, k.code)
 	}
 	out, err := c.Millctl(t.Context(), "task", "logs", task.GetId(), "-f")
 	if err != nil || !strings.Contains(out.Stdout, "out\n") {
@@ -111,7 +130,7 @@ systemctl daemon-reload`, label)
 	return k
 }
 
-func mountEffect(t testing.TB, c *clustertest.Cluster, task *taskv1.Task, label string, _ expectation) {
+func mountEffect(t testing.TB, c *clustertest.Cluster, _ kind, task *taskv1.Task, label string, _ expectation) {
 	t.Helper()
 	target := mountTarget(label)
 	unit := c.Sh(task.GetNode(), "systemd-escape --path --suffix=mount "+target)

@@ -10,6 +10,8 @@ const (
 	begun      = "step begun, its outcome not recorded"
 	applied    = "step applied, not verified"
 	allDone    = "all steps verified"
+	undone     = "step being undone"
+	undoing    = "undo under way"
 	anyFinding = ""
 )
 
@@ -37,6 +39,8 @@ type agentPoint struct {
 	// mount and command are what is expected of each kind; nil where the kind
 	// does not come by.
 	mount, command *expectation
+	// failing is what is expected of a command that exits with 7.
+	failing *expectation
 	// provoke kills the agent by hand first, while the command runs.
 	provoke bool
 	// shim says that the process is the shim: the agent lives on.
@@ -63,6 +67,10 @@ func both(name string, e func() *expectation) agentPoint {
 }
 
 func onMount(name string, e *expectation) agentPoint { return agentPoint{name: name, mount: e} }
+
+func onFailing(name, found string) agentPoint {
+	return agentPoint{name: name, failing: resumed(found)}
+}
 
 func inShim(name string, e *expectation) agentPoint {
 	return agentPoint{name: name, command: e, shim: true}
@@ -102,12 +110,16 @@ func agentPoints() []agentPoint {
 		{name: "host.command.start.after", command: resumed(begun)},
 		// Killed while the command runs, and again when it was found.
 		{name: "executor.resume", command: &expectation{resumed: 2, found: begun}, provoke: true},
-		both("executor.step.changed", inStep(begun)),
+		{name: "executor.step.changed", mount: resumed(begun), command: resumed(begun), failing: resumed(begun)},
 		both("executor.step.applied", inStep(applied)),
 		{name: "executor.step.verified", mount: resumed(notBegun), command: resumed(allDone)},
 		both("executor.verify.begun", inStep(allDone)),
-		both("executor.finish.before", inStep(allDone)),
-		both("executor.finish.committed", planned),
+		{name: "executor.finish.before", mount: resumed(allDone), command: resumed(allDone), failing: resumed(undoing)},
+		{name: "executor.finish.committed", mount: planned(), command: planned(), failing: planned()},
+		onFailing("executor.undo.turned", begun),
+		onFailing("executor.undo.step", undone),
+		onFailing("executor.undo.changed", undone),
+		onFailing("executor.undo.undone", undoing),
 
 		// Nothing was started, and nothing ever will be under this record.
 		inShim("shim.marker.before", &expectation{failed: "STEP_FAILED", runs: []int{0}}),
@@ -115,7 +127,7 @@ func agentPoints() []agentPoint {
 		inShim("shim.started", unknown(0, 1)),
 		inShim("shim.exited", unknown(1)),
 		inShim("shim.result.before", unknown(1)),
-		inShim("shim.result", &expectation{}),
+		{name: "shim.result", command: &expectation{}, failing: &expectation{}, shim: true},
 	}
 }
 
