@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/millwright/agent/internal/gate"
@@ -32,7 +33,7 @@ func (a *answers) Status(context.Context) (*agentv1.GetStatusResponse, error) {
 	cluster := e.Cluster()
 	st.Node, st.Server = e.Node(), e.Server()
 	st.Connected, st.ConnectionError, st.SessionEpoch = ses.Connected, ses.Err, ses.Epoch
-	st.ClockOffsetMs = ses.ClockOffset.Milliseconds()
+	st.ClockOffset = durationpb.New(-ses.ClockOffset)
 	st.SvidNotAfter = timestamppb.New(e.NotAfter())
 	st.TrustRootVersion, st.Cluster = e.Trust().Version(), fmt.Sprintf("%x", cluster)
 	st.Conditions = n.health.Conditions()

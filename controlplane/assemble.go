@@ -106,7 +106,7 @@ func (w *site) services(p *parts) error {
 	healthgrpc.RegisterHealthServer(p.grpc, p.health)
 	agentpb.RegisterAgentServiceServer(p.grpc, agentv1.New(agentv1.Config{
 		Sessions: p.dispatch, Outputs: w.output, Members: p.fleet, Reader: w.db,
-		Logger: log.With("component", "output"), Stopping: p.stopping,
+		Logger: log.With("component", "output"), Stopping: p.stopping, Now: w.cfg.Now,
 	}))
 	agentpb.RegisterEnrolmentServiceServer(p.grpc, enrolv1.New(enrolv1.Config{
 		TrustDomain: w.id.TrustDomain, NodeTTL: w.cfg.NodeTTL, Tokens: p.fleet, Issuer: w.ca, Trust: w,

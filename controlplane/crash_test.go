@@ -155,7 +155,7 @@ func lifeWithACrash(t *testing.T, binary, point string) {
 
 // newProcess founds a server and starts it in a process of its own. The world
 // has no server in this process.
-func newProcess(t *testing.T, binary string) (*world, *process) {
+func newProcess(t testing.TB, binary string) (*world, *process) {
 	t.Helper()
 	w := newWorldWith(t, func(*controlplane.Config) {})
 	w.shut()

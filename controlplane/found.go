@@ -149,7 +149,7 @@ func authorizer(root *trustroot.Root) func(string) *taskv1.Authorizer {
 		if key, ok := root.Key(id); ok {
 			out.Name = key.GetName()
 			if roles := key.GetRoles(); len(roles) > 0 {
-				out.Role = trustroot.RoleName(roles[0])
+				out.Role = roles[0]
 			}
 		}
 		return out

@@ -259,7 +259,7 @@ func acceptedEvent(a *agentv1.Assignment) *taskv1.Event {
 	hash := envelope.LeafHash(a.GetSignedLeaf().GetLeaf())
 	return &taskv1.Event{Payload: &taskv1.Event_Accepted{Accepted: &taskv1.TaskAccepted{
 		TaskId: leaf.GetTaskId(), LeafHash: hash[:], Envelope: a.GetEnvelope(), SignedLeaf: a.GetSignedLeaf(), TrustRootVersion: 1,
-		AuthorizedBy: []*taskv1.Authorizer{{KeyId: a.GetEnvelope().GetSignatures()[0].GetKeyId(), Name: "alice", Role: "operator"}},
+		AuthorizedBy: []*taskv1.Authorizer{{KeyId: a.GetEnvelope().GetSignatures()[0].GetKeyId(), Name: "alice", Role: taskv1.KeyRole_KEY_ROLE_OPERATOR}},
 	}}}
 }
 

@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -116,7 +118,10 @@ func (w *world) bundle() *nodev1.FoundingBundle {
 func (w *world) start() {
 	w.t.Helper()
 	if w.addr == "" {
-		w.addr, w.http = "127.0.0.1:0", "127.0.0.1:0"
+		// An address of its own, since no one else may take the port while the
+		// server is down.
+		ip := fmt.Sprintf("127.%d.%d.%d:0", 1+rand.N(254), rand.N(255), 1+rand.N(254))
+		w.addr, w.http = ip, ip
 	}
 	w.cfg.Listener = w.listen(w.addr)
 	w.cfg.HTTPListener = w.listen(w.http)

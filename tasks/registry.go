@@ -156,17 +156,14 @@ func (r *Registry) Kind(name string) (*Kind, error) {
 // NewSpec returns an empty spec message of the kind.
 func (k *Kind) NewSpec() proto.Message { return k.newSpec() }
 
-// DecodeSpec decodes the spec bytes of a leaf. An unknown field or an undefined
-// enum number anywhere in it is an error.
+// DecodeSpec decodes the spec bytes of a leaf. An unknown field, an undefined
+// enum number or a field given twice anywhere in it is an error.
 func (k *Kind) DecodeSpec(revision uint32, b []byte) (proto.Message, error) {
 	if revision == 0 || revision > k.Revision {
 		return nil, fmt.Errorf("kind %s revision %d: %w; the newest known is %d", k.Kind, revision, ErrUnknownKind, k.Revision)
 	}
 	m := k.newSpec()
-	if err := proto.Unmarshal(b, m); err != nil {
-		return nil, fmt.Errorf("decode spec of %s: %w", k.Kind, err)
-	}
-	if err := strict.Check(m); err != nil {
+	if err := strict.Unmarshal(b, m); err != nil {
 		return nil, fmt.Errorf("decode spec of %s: %w", k.Kind, err)
 	}
 	return m, nil

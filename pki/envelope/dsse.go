@@ -159,10 +159,7 @@ func preAuth(payloadType string, payload []byte) []byte {
 
 // unmarshal decodes b into m and refuses what m's type does not name.
 func unmarshal(b []byte, m proto.Message) error {
-	if err := proto.Unmarshal(b, m); err != nil {
-		return fmt.Errorf("%w: decode %s: %w", ErrMalformed, m.ProtoReflect().Descriptor().Name(), err)
-	}
-	if err := strict.Check(m); err != nil {
+	if err := strict.Unmarshal(b, m); err != nil {
 		return fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	return nil

@@ -104,10 +104,7 @@ func decode(env *taskv1.Envelope) (*version, error) {
 	if n := len(env.GetPayload()); n == 0 || n > envelope.MaxPayload {
 		return nil, fmt.Errorf("%w: payload has %d bytes: 1 to %d are allowed", ErrChain, n, envelope.MaxPayload)
 	}
-	if err := proto.Unmarshal(env.GetPayload(), v.root); err != nil {
-		return nil, fmt.Errorf("%w: decode: %w", ErrChain, err)
-	}
-	if err := strict.Check(v.root); err != nil {
+	if err := strict.Unmarshal(env.GetPayload(), v.root); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrChain, err)
 	}
 	if err := CheckForm(v.root); err != nil {

@@ -149,7 +149,7 @@ func (v *version) authorize(s *VerifiedSet, ids []string) error {
 				signers[each]++
 			}
 		}
-		s.Authorizers = append(s.Authorizers, &taskv1.Authorizer{KeyId: id, Name: key.GetName(), Role: RoleName(role)})
+		s.Authorizers = append(s.Authorizers, &taskv1.Authorizer{KeyId: id, Name: key.GetName(), Role: role})
 	}
 	for _, role := range taskRoles() {
 		if signers[role] >= v.threshold(role) {
@@ -178,8 +178,8 @@ func taskRole(k *taskv1.TrustKey) (taskv1.KeyRole, bool) {
 	return taskv1.KeyRole_KEY_ROLE_UNSPECIFIED, false
 }
 
-// RoleName is the role as Authorizer.role and policy files write it: operator,
-// controller or recovery, and "" for another.
+// RoleName is the role as policy files write it: operator, controller or
+// recovery, and "" for another.
 func RoleName(role taskv1.KeyRole) string {
 	switch role {
 	case taskv1.KeyRole_KEY_ROLE_OPERATOR:

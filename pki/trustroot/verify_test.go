@@ -52,7 +52,7 @@ func TestVerifyTaskSet(t *testing.T) {
 		if !proto.Equal(v.Leaf, leaves[i]) || v.LeafHash != envelope.LeafHash(s.GetLeaf()) || v.RootVersion != 1 {
 			t.Errorf("leaf %d: got %v", i, v)
 		}
-		want := &taskv1.Authorizer{KeyId: c.Operator.KeyID(), Name: "alice", Role: "operator"}
+		want := &taskv1.Authorizer{KeyId: c.Operator.KeyID(), Name: "alice", Role: taskv1.KeyRole_KEY_ROLE_OPERATOR}
 		if len(v.Authorizers) != 1 || !proto.Equal(v.Authorizers[0], want) || !slices.Equal(v.RoleNames(), []string{"operator"}) {
 			t.Errorf("authorized by %v as %v", v.Authorizers, v.RoleNames())
 		}

@@ -1,12 +1,61 @@
-// Package strict refuses messages that are not understood whole.
+// Package strict refuses messages that are not understood whole, and bytes that
+// could be understood in two ways.
 package strict
 
 import (
 	"fmt"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
+
+// Unmarshal decodes b into m. Besides what [Check] refuses it refuses a field
+// that is no list and is given twice, and a oneof with two members: parsers
+// take the last one of some and merge others, and signed bytes must mean one
+// thing to all of them.
+func Unmarshal(b []byte, m proto.Message) error {
+	if err := proto.Unmarshal(b, m); err != nil {
+		return fmt.Errorf("decode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	if err := Check(m); err != nil {
+		return err
+	}
+	return once(b, m.ProtoReflect().Descriptor(), "")
+}
+
+// once refuses what is given twice in the bytes of a message in which nothing
+// is unknown.
+func once(b []byte, d protoreflect.MessageDescriptor, path string) error {
+	seen := map[protoreflect.FullName]bool{}
+	for len(b) > 0 {
+		number, _, tag := protowire.ConsumeTag(b)
+		_, _, n := protowire.ConsumeField(b)
+		fd := d.Fields().ByNumber(number)
+		if n < 0 || fd == nil {
+			return fmt.Errorf("%s: its bytes cannot be read: %w", d.FullName(), protowire.ParseError(n))
+		}
+		p, name := fd.JSONName(), fd.FullName()
+		if path != "" {
+			p = path + "." + p
+		}
+		if o := fd.ContainingOneof(); o != nil {
+			name = o.FullName()
+		}
+		if !fd.IsList() && seen[name] {
+			return fmt.Errorf("%s: it is given twice", p)
+		}
+		seen[name] = true
+		if fd.Message() != nil {
+			value, _ := protowire.ConsumeBytes(b[tag:n])
+			if err := once(value, fd.Message(), p); err != nil {
+				return err
+			}
+		}
+		b = b[n:]
+	}
+	return nil
+}
 
 // Check returns an error when m, or a message in it, holds an unknown field or
 // an undefined enum number. What was signed must be understood whole.

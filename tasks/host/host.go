@@ -25,6 +25,9 @@ var (
 	// ErrOutcomeUnknown is returned by [Commander.RunCommand] when a command
 	// was started and no record says how it ended. It must not be run again.
 	ErrOutcomeUnknown = errors.New("outcome of the command is unknown")
+	// ErrNotStarted is returned by [Commander.RunCommand] for a program that was
+	// not started and never will be for this step and attempt: it changed nothing.
+	ErrNotStarted = errors.New("the program was not started")
 	// ErrBusy is returned by [UnitController.StopUnit] when a mount point is in
 	// use. The message names who uses it.
 	ErrBusy = errors.New("in use")
@@ -240,10 +243,10 @@ type Commander interface {
 	// and waits for its end. At most one process is ever started for a step and
 	// attempt, whatever crashes. When the record of a started command has no
 	// end and nothing runs, the error wraps [ErrOutcomeUnknown]; when the
-	// program could not be started it wraps fs.ErrNotExist, fs.ErrPermission or
-	// the like. When ctx ends with [ErrStop] as its cause, the command is
-	// stopped and its outcome returned; when ctx ends otherwise it is left
-	// running, to be found again.
+	// program was not started and never will be, it wraps [ErrNotStarted] and
+	// why: fs.ErrNotExist, fs.ErrPermission or the like. When ctx ends with
+	// [ErrStop] as its cause, the command is stopped and its outcome returned;
+	// when ctx ends otherwise it is left running, to be found again.
 	RunCommand(ctx context.Context, c Command) (Outcome, error)
 }
 

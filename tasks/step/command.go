@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -69,7 +68,7 @@ func (s runCommand) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 		Argv: s.args.GetArgv(), Dir: s.args.GetWorkingDirectory(), Environment: s.args.GetEnvironment(),
 		User: s.args.GetUser(), Timeout: s.args.GetTimeout().AsDuration(),
 	})
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+	if errors.Is(err, host.ErrNotStarted) {
 		return nil, &tasks.ReasonError{Reason: tasks.ReasonCommandNotStarted, Unchanged: true, Err: err}
 	}
 	if err != nil {

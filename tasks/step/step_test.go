@@ -46,7 +46,7 @@ const (
 	start   = taskv1.UnitAction_UNIT_ACTION_START
 	stop    = taskv1.UnitAction_UNIT_ACTION_STOP
 	restart = taskv1.UnitAction_UNIT_ACTION_RESTART
-	reload  = taskv1.UnitAction_UNIT_ACTION_RELOAD
+	reload  = taskv1.UnitAction_UNIT_ACTION_DAEMON_RELOAD
 )
 
 // TestThereAndBack applies each step twice, checks what is there, and undoes it

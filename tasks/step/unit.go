@@ -31,7 +31,7 @@ func (s setUnit) Title() string {
 		return "stop and disable " + u
 	case taskv1.UnitAction_UNIT_ACTION_RESTART:
 		return "restart " + u
-	case taskv1.UnitAction_UNIT_ACTION_RELOAD:
+	case taskv1.UnitAction_UNIT_ACTION_DAEMON_RELOAD:
 		return "have systemd read the file of " + u
 	default:
 		return "do nothing to " + u
@@ -58,7 +58,7 @@ func (s setUnit) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 		return nil, err
 	}
 	switch s.args.GetAction() {
-	case taskv1.UnitAction_UNIT_ACTION_RELOAD:
+	case taskv1.UnitAction_UNIT_ACTION_DAEMON_RELOAD:
 		return nil, nil
 	case taskv1.UnitAction_UNIT_ACTION_RESTART:
 		if err := h.StopUnit(ctx, u); err != nil {
@@ -84,7 +84,7 @@ func (s setUnit) Verify(ctx context.Context, h host.Prober) error {
 	switch s.args.GetAction() {
 	case taskv1.UnitAction_UNIT_ACTION_STOP:
 		ok = !active(st) && !enabled(st)
-	case taskv1.UnitAction_UNIT_ACTION_RELOAD:
+	case taskv1.UnitAction_UNIT_ACTION_DAEMON_RELOAD:
 		ok = !st.NeedReload
 	case taskv1.UnitAction_UNIT_ACTION_RESTART:
 		ok = st.Active == "active"
@@ -100,7 +100,7 @@ func (s setUnit) Verify(ctx context.Context, h host.Prober) error {
 
 func (s setUnit) Undo(ctx context.Context, h host.Host, before []byte) error {
 	u := s.args.GetUnit()
-	if s.args.GetAction() == taskv1.UnitAction_UNIT_ACTION_RELOAD {
+	if s.args.GetAction() == taskv1.UnitAction_UNIT_ACTION_DAEMON_RELOAD {
 		return reload(ctx, h, u)
 	}
 	var was taskv1.UnitObserved

@@ -120,7 +120,7 @@ func (s *survey) stop() tasks.Step {
 // reload returns the step that has systemd read the unit's file. Put before
 // steps that change the file, it has systemd forget their change in the undo.
 func (s *survey) reload() tasks.Step {
-	return step.SetUnit(&taskv1.UnitStep{Unit: s.unit, Action: taskv1.UnitAction_UNIT_ACTION_RELOAD})
+	return step.SetUnit(&taskv1.UnitStep{Unit: s.unit, Action: taskv1.UnitAction_UNIT_ACTION_DAEMON_RELOAD})
 }
 
 // checkRelease refuses to unmount what others stand on: systemd would stop

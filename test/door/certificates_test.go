@@ -2,7 +2,6 @@ package door_test
 
 import (
 	"context"
-	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -79,7 +78,7 @@ func issue(t *testing.T, c *harness.Cluster, role pki.Role, s pkitest.Shape) tls
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: (*ecdsa.PrivateKey)(key)}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
 // connect presents any certificate, and believes any server.

@@ -153,8 +153,8 @@ func TestTokens(t *testing.T) {
 		if strings.Contains(err.Error(), bad.token) {
 			t.Errorf("%s: the error shows the token", bad.name)
 		}
-		if _, err := c.Nodes.GetNode(t.Context(), &nodev1.GetNodeRequest{Name: bad.node}); bad.node != "" && status.Code(err) != codes.NotFound {
-			t.Errorf("%s: node %s: %v, want that there is none", bad.name, bad.node, err)
+		if r, err := c.Nodes.GetNode(t.Context(), &nodev1.GetNodeRequest{Name: bad.node}); r.GetNode().GetGeneration() != 0 || r.GetNode().GetJoinTime() != nil {
+			t.Errorf("%s: node %v (%v), want that it has not joined", bad.name, r.GetNode(), err)
 		}
 	}
 	for _, none := range []string{"", strings.Repeat("a", 10_000)} {
@@ -171,4 +171,39 @@ func alter(token string) string {
 		last = 'b'
 	}
 	return token[:len(token)-1] + string(last)
+}
+
+// TestEvicted puts a node out. Its stream ends, and its certificate, which is
+// still good, opens no door.
+func TestEvicted(t *testing.T) {
+	c := harness.New(t)
+	identity, _, err := join(t, c.Connect(nil), newToken(t, c, "n1", time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := c.Connect(identity)
+	if err := openSession(t, conn); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := agentv1.NewAgentServiceClient(conn).UploadOutput(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Nodes.EvictNode(t.Context(), &nodev1.EvictNodeRequest{Name: "n1", Reason: "a test"}); err != nil {
+		t.Fatal(err)
+	}
+	_ = stream.Send(&agentv1.UploadOutputRequest{TaskId: "x"}) // Recv has the reason
+	if _, err := stream.Recv(); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("its open stream of output: %v, want PermissionDenied", err)
+	}
+	for _, m := range methods() {
+		if may := callers[string(m.FullName())]; len(may) != 1 || may[0] != node {
+			continue
+		}
+		for name, conn := range map[string]*grpc.ClientConn{"old": conn, "new": c.Connect(identity)} {
+			if code := status.Code(call(t, conn, m)); code != codes.PermissionDenied {
+				t.Errorf("%s over the %s connection: %s, want PermissionDenied", m.FullName(), name, code)
+			}
+		}
+	}
 }

@@ -19,6 +19,7 @@ import (
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
+	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
 	systemv1 "github.com/gpuaas/millwright/proto/millwright/system/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -47,6 +48,7 @@ var frozen = []protoreflect.FileDescriptor{
 	auditv1.File_millwright_audit_v1_log_proto,
 	nodev1.File_millwright_node_v1_node_proto,
 	nodev1.File_millwright_node_v1_bundle_proto,
+	serverv1.File_millwright_server_v1_store_proto,
 	storagev1.File_millwright_storage_v1_mount_proto,
 	storagev1.File_millwright_storage_v1_unmount_proto,
 	systemv1.File_millwright_system_v1_command_proto,
@@ -185,6 +187,23 @@ func TestFixtures(t *testing.T) {
 	}
 }
 
+// TestEveryFileIsFrozen asks that no file with formats is left out.
+func TestEveryFileIsFrozen(t *testing.T) {
+	known := map[string]bool{}
+	for _, f := range frozen {
+		known[f.Path()] = true
+	}
+	files, err := filepath.Glob("../../proto/millwright/*/v1/*.proto")
+	if err != nil || len(files) != len(frozen) {
+		t.Errorf("%d files, %d of them frozen (%v)", len(files), len(frozen), err)
+	}
+	for _, file := range files {
+		if rel, err := filepath.Rel("../../proto", file); err != nil || !known[filepath.ToSlash(rel)] {
+			t.Errorf("%s has no fixtures; add it to frozen", file)
+		}
+	}
+}
+
 // TestEveryMessageHasAFixture asks that the release in work has all of them.
 func TestEveryMessageHasAFixture(t *testing.T) {
 	for _, d := range messages() {
@@ -224,11 +243,16 @@ func check(t *testing.T, rel string, d protoreflect.MessageDescriptor, v int, b 
 
 func write(t *testing.T) {
 	t.Helper()
-	if err := os.RemoveAll(filepath.Join("testdata", release)); err != nil {
-		t.Fatal(err)
-	}
 	if err := os.MkdirAll(filepath.Join("testdata", release), 0o755); err != nil {
 		t.Fatal(err)
+	}
+	for _, ext := range []string{"binpb", "json"} {
+		old, _ := filepath.Glob(filepath.Join("testdata", release, "*."+ext))
+		for _, file := range old {
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	for _, d := range messages() {
 		for v, m := range variants(t, d) {

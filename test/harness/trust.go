@@ -1,7 +1,7 @@
 package harness
 
 import (
-	"crypto/ecdsa"
+	"crypto"
 	"crypto/x509"
 	"path/filepath"
 	"time"
@@ -77,9 +77,12 @@ func (c *Cluster) Connect(identity *pki.Identity) *grpc.ClientConn {
 }
 
 // CAFiles are the key and the certificate of the server's CA.
-func (c *Cluster) CAFiles() (*ecdsa.PrivateKey, *x509.Certificate) {
+func (c *Cluster) CAFiles() (crypto.Signer, *x509.Certificate) {
 	c.t.Helper()
 	dir := filepath.Join(c.cfg.StateDir, "ca")
 	key := must(pki.ReadPrivateKey(filepath.Join(dir, "ca.key")))(c.t)
 	return key, must(pki.ReadCertificates(filepath.Join(dir, "ca.pem")))(c.t)[0]
 }
+
+// OutputDir is where the server keeps the output of commands.
+func (c *Cluster) OutputDir() string { return filepath.Join(c.cfg.StateDir, "output") }

@@ -1,6 +1,8 @@
 package hostile_test
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -46,6 +48,14 @@ func TestDeliveredAgain(t *testing.T) {
 	// The same leaf, in a set that was signed later.
 	other, again := w.sign([]*taskv1.TaskLeaf{leaf}, func(w *envelope.Window) { w.NotAfter = w.NotAfter.Add(time.Hour) })
 	w.known(s.Deliver("signed again", other, again[0]), seq)
+	// What may no longer begin was carried out all the same.
+	if err := os.WriteFile(filepath.Join(w.n.Dir, "policy.yaml"), []byte("version: 1\nrules: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.known(s.Deliver("denied by now", env, signed), seq)
+	if err := os.WriteFile(filepath.Join(w.n.Dir, "policy.yaml"), []byte("version: 1\nrules: [{allow: \"*\"}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 
 	// Another task under its id.
 	impostor := proto.CloneOf(leaf)

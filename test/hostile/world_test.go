@@ -46,9 +46,7 @@ func newWorld(t *testing.T) *world {
 	epoch := w.n.Connected().GetSessionEpoch()
 	mount := &storagev1.MountSpec{Target: "/mnt/before", Source: &storagev1.MountSpec_Tmpfs{Tmpfs: &storagev1.TmpfsSource{SizeBytes: 1 << 20}}}
 	id := w.c.Ended(w.c.Create(w.n, "storage.mount", mount).GetId()).GetId()
-	for !w.n.Journal(id).GetAcknowledged() {
-		<-time.After(10 * time.Millisecond)
-	}
+	await(t, "its end is acknowledged", func() bool { return w.n.Journal(id).GetAcknowledged() })
 	w.c.StopServer()
 	w.s = w.serve(epoch)
 	return w
@@ -157,17 +155,23 @@ func refused(a *agentv1.AssignmentAnswer, reason string) bool {
 // settled waits until the node has told all that it has to tell.
 func (w *world) settled(s *hostile.Session) {
 	w.t.Helper()
+	await(w.t, "the node has told its events", func() bool {
+		events := w.s.Events()
+		return len(events) > 0 && events[len(events)-1].GetSeq() >= s.Hello.GetLastSeq()
+	})
+}
+
+// await polls until ok, for at most a minute.
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
 	deadline := time.After(time.Minute)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for {
-		if events := w.s.Events(); len(events) > 0 && events[len(events)-1].GetSeq() >= s.Hello.GetLastSeq() {
-			return
-		}
+	for !ok() {
 		select {
-		case <-tick.C:
 		case <-deadline:
-			w.t.Fatalf("the node did not tell its %d events", s.Hello.GetLastSeq())
+			t.Fatalf("%s: not within a minute", what)
+		case <-tick.C:
 		}
 	}
 }

@@ -25,6 +25,14 @@ var required = []suite{
 		packages: []string{"./test/harness/..."}, timeout: 10 * time.Minute,
 	},
 	{
+		name: "hostile", about: "a server with the cluster's keys alters, repeats and lies; the node is none the worse",
+		packages: []string{"./test/hostile/..."}, timeout: 10 * time.Minute,
+	},
+	{
+		name: "door", about: "certificates, tokens, RPCs and data at the port of a whole server",
+		packages: []string{"./test/door/..."}, timeout: 5 * time.Minute,
+	},
+	{
 		name: "testbed", about: "real nodes: systemd runs, containerd runs a container, nothing is left",
 		packages: []string{"./test/testbed/..."}, timeout: 15 * time.Minute, parallel: 1,
 	},
@@ -35,6 +43,10 @@ var required = []suite{
 	{
 		name: "e2e/storage_mount", about: "real GlusterFS: native units, drift by name, busy, reboot",
 		packages: []string{"./test/e2e/storage_mount"}, timeout: 10 * time.Minute,
+	},
+	{
+		name: "e2e/crash", about: "agent, shim, server, node and network fail in the middle of a mount and a command",
+		packages: []string{"./test/e2e/crash"}, timeout: 10 * time.Minute,
 	},
 	{
 		name: "e2e/host", about: "the node's hands on a node: systemd, dbus, mounts, commands",
@@ -51,5 +63,13 @@ var required = []suite{
 	{
 		name: "e2e/demo", about: "make demo passes, and fails with an agent that does not adopt",
 		packages: []string{"./test/e2e/demo"}, timeout: 15 * time.Minute,
+	},
+	{
+		name: "e2e/output", about: "200 MB, a line of 10 MB, no UTF-8, grandchildren: head, tail and total, in little memory",
+		packages: []string{"./test/e2e/output"}, timeout: 10 * time.Minute, parallel: 1,
+	},
+	{
+		name: "e2e/journal_lost", about: "a journal deleted or rolled back: held and told, never run again",
+		packages: []string{"./test/e2e/journal_lost"}, timeout: 10 * time.Minute, parallel: 1,
 	},
 }

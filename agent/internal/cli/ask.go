@@ -120,14 +120,15 @@ accept counts it as succeeded: a kind with a goal, such as storage.mount, must
 pass its check; of system.command you assert that it did what it should.
 abandon gives it up as the node is now.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := local.CheckAs(as); err != nil {
+			way, err := local.ParseAs(as)
+			if err != nil {
 				return usagef("--%w", err)
 			}
 			if reason == "" {
 				return usagef("--reason: missing: say why, for the history")
 			}
 			return a.ask(cmd.Context(), func(ctx context.Context, c agentv1.LocalServiceClient) error {
-				r, err := c.ResolveTask(ctx, &agentv1.ResolveTaskRequest{TaskId: args[0], As: as, Reason: reason})
+				r, err := c.ResolveTask(ctx, &agentv1.ResolveTaskRequest{TaskId: args[0], As: way, Reason: reason})
 				if err != nil {
 					return err
 				}

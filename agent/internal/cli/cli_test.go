@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/journal"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/millwright/agent/internal/cli"
@@ -28,7 +29,7 @@ type node struct{}
 
 func (node) Status(context.Context) (*agentv1.GetStatusResponse, error) {
 	return &agentv1.GetStatusResponse{
-		Version: "1", Node: "gpu-001", Server: "mw:7443", Connected: true, SessionEpoch: 7, ClockOffsetMs: 1500,
+		Version: "1", Node: "gpu-001", Server: "mw:7443", Connected: true, SessionEpoch: 7, ClockOffset: durationpb.New(-1500 * time.Millisecond),
 		JournalId: "j1", LastSeq: 12, AcknowledgedSeq: 11, UnfinishedTasks: 2, HeldTasks: 1, TrustRootVersion: 3, Cluster: "abcd",
 		Conditions: []*taskv1.Condition{{Type: "PolicyInvalid", Status: taskv1.ConditionStatus_CONDITION_STATUS_TRUE, Reason: "POLICY_INVALID", Message: "line 3\x1b[2J"}},
 		Intents:    []*agentv1.IntentRecord{{Key: "mount:/data", State: taskv1.IntentState_INTENT_STATE_ACTIVE, TaskId: "t1"}},

@@ -57,7 +57,7 @@ func clean(s string) string {
 func (a *app) printStatus(st *agentv1.GetStatusResponse) error {
 	connection := "not connected: " + st.GetConnectionError()
 	if st.GetConnected() {
-		connection = fmt.Sprintf("connected, epoch %d, its clock is %v ahead", st.GetSessionEpoch(), time.Duration(st.GetClockOffsetMs())*time.Millisecond)
+		connection = fmt.Sprintf("connected, epoch %d, its clock is %v ahead", st.GetSessionEpoch(), -st.GetClockOffset().AsDuration())
 	}
 	rows := [][]string{{"version", st.GetVersion()}, {"session", connection}}
 	if st.GetNode() == "" {

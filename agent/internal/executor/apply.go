@@ -134,13 +134,13 @@ func (t *task) applyError(ctx, limited context.Context, i int, err error) error 
 		stopped = context.Cause(limited)
 	}
 	// A command that had ended by itself before it was found again is not one
-	// that was stopped.
-	byItself := isKnown && known.Reason != tasks.ReasonCommandSignal
+	// that was stopped, or kept from its start.
+	byItself := isKnown && known.Reason != tasks.ReasonCommandSignal && !errors.Is(err, host.ErrStop)
 	switch {
 	case errors.Is(err, host.ErrOutcomeUnknown):
 		return &unknown{i, err}
 	case isKnown && t.cancel.isOn(), errors.Is(stopped, errCancelled):
-		return fails(reasonCancelled, cancelMessage(t.rec)+"; ")
+		return fails(reasonCancelled, "")
 	case errors.Is(stopped, errDeadline) && !byItself:
 		return fails(reasonDeadline, fmt.Sprintf("it may run for %v, and that was over in ", t.deadline()))
 	case errors.Is(stopped, errStepTimeout) && !byItself:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/state"
@@ -36,8 +37,8 @@ func (t *task) turn(ctx context.Context, f *failure) error {
 	}
 	err := t.commit(func(tx *state.Tx, rec *agentv1.TaskRecord) error {
 		rec.Undoing, rec.Reason, rec.Message = true, f.reason, f.message
-		if rec.GetMessage() == "" {
-			rec.Message = cancelMessage(rec)
+		if f.reason == reasonCancelled {
+			rec.Message = strings.TrimSuffix(cancelMessage(rec)+"; "+f.message, "; ")
 		}
 		if f.step >= 0 {
 			if err := tx.PutStep(t.id, uint32(f.step), t.steps[f.step]); err != nil {
@@ -78,7 +79,7 @@ func (t *task) backward(ctx context.Context) error {
 			t.steps[i].Error = "undo: " + err.Error()
 			return t.hold(ctx, reasonUndoFailed, fmt.Sprintf(
 				"it failed (%s), and then the undo of step %d (%s) failed: %v; put that right by hand, then settle the task with task resolve",
-				t.rec.GetMessage(), i+1, t.plan.GetSteps()[i].GetTitle(), err), i, t.steps[i])
+				t.rec.GetMessage(), i, t.plan.GetSteps()[i].GetTitle(), err), i, t.steps[i])
 		}
 	}
 	e := end{state: failed, reason: t.rec.GetReason(), message: t.rec.GetMessage(), undo: t.undone()}

@@ -61,6 +61,7 @@ func deferred(d *gate.Deferral) *agentv1.AssignmentAnswer_Deferred {
 
 func (e *Executor) deliver(ctx context.Context, a *agentv1.Assignment) (*agentv1.Accepted, error) {
 	if known, err := e.known(a.GetSignedLeaf()); err != nil || known != nil {
+		e.pickUp(taskIDOf(a.GetSignedLeaf()))
 		return known, err
 	}
 	adm, err := e.cfg.Gate.Admit(ctx, a.GetEnvelope(), a.GetSignedLeaf())
@@ -77,6 +78,9 @@ func (e *Executor) deliver(ctx context.Context, a *agentv1.Assignment) (*agentv1
 	out := &agentv1.Accepted{}
 	crash.Point("executor.accept.before")
 	err = e.update(func(tx *state.Tx) error { return e.accept(tx, a, adm, out) })
+	if errors.Is(err, state.ErrWrite) {
+		e.pickUp(adm.Leaf.GetTaskId())
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -87,6 +91,15 @@ func (e *Executor) deliver(ctx context.Context, a *agentv1.Assignment) (*agentv1
 		e.launch(t)
 	}
 	return out, nil
+}
+
+// pickUp launches an accepted task that nobody carries on: the write that
+// accepted it was reported as failed, and it is there all the same.
+func (e *Executor) pickUp(id string) {
+	t := e.newTask(id)
+	if err := t.load(); err == nil && waits(t.rec) == 1 && !state.Terminal(t.rec.GetState()) {
+		e.launch(t)
+	}
 }
 
 // known answers for a leaf that was accepted before, whatever became of its
@@ -160,6 +173,7 @@ func (e *Executor) accept(tx *state.Tx, a *agentv1.Assignment, adm *gate.Admissi
 			"the node's clock has been ahead and it has forgotten which tasks that end before %s it has run; sign it again with a later not_after",
 			gone.Add(-rememberFor).UTC().Format(time.RFC3339))}
 	}
+	tx.Issued(adm.TaskSet.GetIssuedAt().AsTime())
 	if err := tx.PutSeen(id, &agentv1.SeenRecord{LeafHash: hash, ForgetAfter: timestamppb.New(forget)}); err != nil {
 		return err
 	}

@@ -92,13 +92,13 @@ func (u *unknown) Unwrap() error { return u.err }
 // step brings one step to verified. Each phase is durable before the next
 // begins.
 func (t *task) step(ctx context.Context, i int) error {
-	if err := t.rebooted(ctx, i); err != nil {
-		return err
-	}
 	sr, planned := t.steps[i], t.plan.GetSteps()[i]
 	step, err := t.e.cfg.Registry.Open(planned)
 	if err != nil {
 		return &failure{reason: reasonStepFailed, message: stepMessage(i, planned, err), step: i}
+	}
+	if err := t.rebooted(ctx, i, step); err != nil {
+		return err
 	}
 	fresh := false
 	for sr.GetPhase() != taskv1.StepPhase_STEP_PHASE_VERIFIED {

@@ -105,7 +105,7 @@ func (g openGate) Admit(_ context.Context, env *taskv1.Envelope, signed *taskv1.
 		Verified: trustroot.Verified{
 			VerifiedSet: trustroot.VerifiedSet{
 				TaskSet: set, RootVersion: 1,
-				Authorizers: []*taskv1.Authorizer{{KeyId: "key", Name: "alice", Role: "operator"}},
+				Authorizers: []*taskv1.Authorizer{{KeyId: "key", Name: "alice", Role: taskv1.KeyRole_KEY_ROLE_OPERATOR}},
 			},
 			Leaf: leaf, LeafHash: envelope.LeafHash(signed.GetLeaf()),
 		},

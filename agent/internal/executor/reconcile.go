@@ -106,6 +106,9 @@ func (e *Executor) see(ctx context.Context, key string, patient bool) (bool, err
 		return false, errors.New("its locks are taken by a task")
 	}
 	defer t.releaseLocks()
+	if now, err := e.intent(key); err != nil || !sameIntent(now, in) {
+		return false, err // a task had it before the locks were taken: look again
+	}
 	err = t.retry(ctx, verifyTries, func() error { return adm.Kind.Verify(ctx, e.cfg.Hosts.Prober(), adm.Spec) })
 	if err == nil {
 		t.log.InfoContext(ctx, "intent is verified after a boot", "intent", key)
@@ -124,6 +127,11 @@ func (e *Executor) intent(key string) (in *agentv1.IntentRecord, err error) {
 		return err
 	})
 	return in, err
+}
+
+// sameIntent reports whether no task has touched an intent since it was read.
+func sameIntent(a, b *agentv1.IntentRecord) bool {
+	return a.GetTaskId() == b.GetTaskId() && a.GetState() == b.GetState()
 }
 
 // newRestore is a task of the node's own that brings an intent back.
@@ -154,8 +162,8 @@ func (e *Executor) restore(ctx context.Context, t *task) (bool, error) {
 	if refusal := t.checkPlan(plan, digest); refusal != nil {
 		return false, refusal
 	}
-	if err := t.freeze(plan, encoded, digest); err != nil {
-		return false, err
+	if err := t.freeze(plan, encoded, digest); err != nil && t.load() != nil {
+		return false, err // it is not there
 	}
 	e.run(ctx, t)
 	return t.rec.GetState() == succeeded, nil
@@ -164,6 +172,9 @@ func (e *Executor) restore(ctx context.Context, t *task) (bool, error) {
 // endRestore tells what came of a restore and forgets its record. An intent
 // whose restore could not even be undone is suspended.
 func (t *task) endRestore(tx *state.Tx, rec *agentv1.TaskRecord) error {
+	if t.kind == nil {
+		return nil // this agent does not know it; the next look suspends the intent
+	}
 	key, _ := t.kind.Intent(t.spec)
 	ev := &taskv1.IntentChanged{Key: key, State: taskv1.IntentState_INTENT_STATE_RESTORED, Message: "the node was not as it should be, and is again"}
 	in, err := tx.Intent(key)
@@ -190,11 +201,18 @@ func (t *task) endRestore(tx *state.Tx, rec *agentv1.TaskRecord) error {
 // suspend stops restoring an intent that is no longer allowed.
 func (e *Executor) suspend(in *agentv1.IntentRecord, why string) error {
 	return e.update(func(tx *state.Tx) error {
+		now, err := tx.Intent(in.GetKey())
+		if errors.Is(err, state.ErrNotFound) || err == nil && !sameIntent(now, in) {
+			return nil // a task has it
+		}
+		if err != nil {
+			return err
+		}
 		in.State = taskv1.IntentState_INTENT_STATE_SUSPENDED
 		if err := tx.PutIntent(in); err != nil {
 			return err
 		}
-		_, err := tx.Append(&taskv1.Event{Payload: &taskv1.Event_IntentChanged{IntentChanged: &taskv1.IntentChanged{
+		_, err = tx.Append(&taskv1.Event{Payload: &taskv1.Event_IntentChanged{IntentChanged: &taskv1.IntentChanged{
 			Key: in.GetKey(), State: in.GetState(), TaskId: in.GetTaskId(), Message: why,
 		}}})
 		return err

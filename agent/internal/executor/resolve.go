@@ -31,7 +31,7 @@ func (t *task) resolve(ctx context.Context) error {
 	}
 	s := settlement{taskID: spec.GetTaskId(), leafHash: spec.GetLeafHash(), as: spec.GetAs(), by: strings.Join(names, ", "), reason: t.leaf.GetReason()}
 	_, err := t.e.settle(ctx, s, func(tx *state.Tx, as taskv1.TaskState) error {
-		result, err := anypb.New(&taskv1.ResolveResult{State: as.String()})
+		result, err := anypb.New(&taskv1.ResolveResult{State: as})
 		if err != nil {
 			return fmt.Errorf("pack result of task %s: %w", t.id, err)
 		}
@@ -59,7 +59,7 @@ func (t *task) resolveLost(ctx context.Context, spec *taskv1.ResolveSpec) error 
 		return t.finish(ctx, end{state: refused, reason: reasonPrecondition, message: fmt.Sprintf(
 			"task %s is not in this node's journal, so that nothing can be checked: settle it as abandon, and sign it again", spec.GetTaskId())})
 	}
-	result, err := anypb.New(&taskv1.ResolveResult{State: abandoned.String()})
+	result, err := anypb.New(&taskv1.ResolveResult{State: abandoned})
 	if err != nil {
 		return fmt.Errorf("pack result of task %s: %w", t.id, err)
 	}
@@ -69,15 +69,7 @@ func (t *task) resolveLost(ctx context.Context, spec *taskv1.ResolveSpec) error 
 // Resolve settles a held task by the word of root on the node. The error is a
 // [*gate.Refusal] when the task cannot be settled like that.
 func (e *Executor) Resolve(ctx context.Context, req *agentv1.ResolveTaskRequest) (taskv1.TaskState, error) {
-	s := settlement{taskID: req.GetTaskId(), by: "root on the node", reason: req.GetReason()}
-	switch req.GetAs() {
-	case "accept":
-		s.as = taskv1.ResolveAs_RESOLVE_AS_ACCEPT
-	case "abandon":
-		s.as = taskv1.ResolveAs_RESOLVE_AS_ABANDON
-	default:
-		return 0, &gate.Refusal{Reason: gate.ReasonSpecInvalid, Message: fmt.Sprintf("as %q: it must be accept or abandon", req.GetAs())}
-	}
+	s := settlement{taskID: req.GetTaskId(), as: req.GetAs(), by: "root on the node", reason: req.GetReason()}
 	return e.settle(ctx, s, func(*state.Tx, taskv1.TaskState) error { return nil })
 }
 

@@ -72,10 +72,13 @@ func (t *task) relock(ctx context.Context) {
 // carryOn brings the task from what is durable to its end. A nil error says
 // that it has ended or is held; otherwise it can be called again.
 func (t *task) carryOn(ctx context.Context) error {
-	if err := t.load(); err != nil {
-		return err
-	}
+	err := t.load()
 	switch {
+	case errors.Is(err, state.ErrNotFound) && t.rec != nil && t.quiet():
+		t.releaseLocks() // its end is durable, whatever was said of it
+		return nil
+	case err != nil:
+		return err
 	case state.Terminal(t.rec.GetState()):
 		t.releaseLocks()
 		return nil
@@ -134,6 +137,9 @@ func (t *task) wallSpent(rec *agentv1.TaskRecord) time.Duration {
 // position says at which step the task goes on, and what the journal knows of
 // it.
 func (t *task) position() (int, string) {
+	if t.rec.GetUndoing() {
+		return t.undoPosition()
+	}
 	for i, sr := range t.steps {
 		switch sr.GetPhase() {
 		case taskv1.StepPhase_STEP_PHASE_UNSPECIFIED:
@@ -142,22 +148,27 @@ func (t *task) position() (int, string) {
 			return i, "step begun, its outcome not recorded"
 		case taskv1.StepPhase_STEP_PHASE_APPLIED:
 			return i, "step applied, not verified"
-		case taskv1.StepPhase_STEP_PHASE_UNDOING:
-			return i, "step being undone"
-		case taskv1.StepPhase_STEP_PHASE_VERIFIED:
-			if t.rec.GetUndoing() {
-				return i, "step to be undone"
-			}
-		case taskv1.StepPhase_STEP_PHASE_UNDONE, taskv1.StepPhase_STEP_PHASE_NOT_UNDOABLE:
-			return i, "undo under way"
 		}
 	}
 	return len(t.steps), "all steps verified"
 }
 
+// undoPosition is position of a task that undoes its steps, the last first.
+func (t *task) undoPosition() (int, string) {
+	for i, sr := range slices.Backward(t.steps) {
+		switch {
+		case sr.GetPhase() == taskv1.StepPhase_STEP_PHASE_UNDOING:
+			return i, "step being undone"
+		case undoable(sr.GetPhase()):
+			return i, "step to be undone"
+		}
+	}
+	return 0, "no step left to undo"
+}
+
 // rebooted brings a step that was reached in an earlier boot to what still
 // holds: what a reboot has undone is applied again.
-func (t *task) rebooted(ctx context.Context, i int) error {
+func (t *task) rebooted(ctx context.Context, i int, step tasks.Step) error {
 	sr, planned := t.steps[i], t.plan.GetSteps()[i]
 	phase := sr.GetPhase()
 	done := phase == taskv1.StepPhase_STEP_PHASE_APPLIED || phase == taskv1.StepPhase_STEP_PHASE_VERIFIED
@@ -165,11 +176,7 @@ func (t *task) rebooted(ctx context.Context, i int) error {
 	if !done || !again || sr.GetBootId() == t.e.cfg.BootID {
 		return nil
 	}
-	step, err := t.e.cfg.Registry.Open(planned)
-	if err != nil {
-		return err
-	}
-	err = t.retry(ctx, verifyTries, func() error { return step.Verify(ctx, t.e.cfg.Hosts.Prober()) })
+	err := t.retry(ctx, verifyTries, func() error { return step.Verify(ctx, t.e.cfg.Hosts.Prober()) })
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

@@ -149,6 +149,29 @@ func TestAfterReboot(t *testing.T) {
 	}
 }
 
+// TestResumedInUndo tells of the step that is undone next, not of the first.
+func TestResumedInUndo(t *testing.T) {
+	n := newNode(t)
+	n.w.on("apply d", fail)
+	n.w.on("undo b", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+	n.accept(1, "switch.on", "a check:b d")
+	waitPhase(t, n, 1, taskv1.StepPhase_STEP_PHASE_UNDOING)
+	n.halt()
+	n.w.on("undo b", nil)
+	n.open()
+	n.start()
+	want(t, n.ended(1), failed, complete, "STEP_FAILED")
+	var got *taskv1.TaskResumed
+	for _, ev := range n.events() {
+		if r := ev.GetResumed(); r != nil {
+			got = r
+		}
+	}
+	if got.GetStep() != 1 || got.GetFound() != "step being undone" {
+		t.Errorf("resumed = %v, want at step 1, being undone", got)
+	}
+}
+
 // waitPhase waits until a step is durable in a phase.
 func waitPhase(t *testing.T, n *node, step int, phase taskv1.StepPhase) {
 	t.Helper()
@@ -225,7 +248,7 @@ func TestHeldUnknown(t *testing.T) {
 		t.Errorf("the held task is %v, asserted by %q, want succeeded by alice", rec.GetState(), rec.GetAssertedBy())
 	}
 	var result taskv1.ResolveResult
-	if err := n.record(12).GetResult().UnmarshalTo(&result); err != nil || result.GetState() != "TASK_STATE_SUCCEEDED" {
+	if err := n.record(12).GetResult().UnmarshalTo(&result); err != nil || result.GetState() != succeeded {
 		t.Errorf("result = %v, %v", &result, err)
 	}
 	want(t, n.ended(2), succeeded, noUndo, "") // the lock is free
@@ -252,31 +275,31 @@ func TestHeldUndoFailed(t *testing.T) {
 	}
 	n.restart("boot-1")
 	// A goal that is not reached cannot be accepted, not by root either.
-	as := func(s string) (taskv1.TaskState, error) {
+	as := func(s taskv1.ResolveAs) (taskv1.TaskState, error) {
 		return n.e.Resolve(t.Context(), &agentv1.ResolveTaskRequest{TaskId: taskID(1), As: s, Reason: "seen to"})
 	}
 	var refusal *gate.Refusal
-	if _, err := as("accept"); !errors.As(err, &refusal) || refusal.Reason != "VERIFY_FAILED" {
+	if _, err := as(taskv1.ResolveAs_RESOLVE_AS_ACCEPT); !errors.As(err, &refusal) || refusal.Reason != "VERIFY_FAILED" {
 		t.Errorf("accept = %v, want VERIFY_FAILED", err)
 	}
-	if _, err := as("undo"); !errors.As(err, &refusal) {
+	if _, err := as(taskv1.ResolveAs_RESOLVE_AS_UNDO); !errors.As(err, &refusal) {
 		t.Errorf("undo = %v, want a refusal", err)
 	}
 	n.w.put("b", 1)
-	if s, err := as("accept"); err != nil || s != succeeded {
+	if s, err := as(taskv1.ResolveAs_RESOLVE_AS_ACCEPT); err != nil || s != succeeded {
 		t.Errorf("accept once the node is right = %v, %v", s, err)
 	}
 	if rec := n.record(1); rec.GetAssertedBy() != "root on the node" {
 		t.Errorf("asserted by %q", rec.GetAssertedBy())
 	}
-	if _, err := as("abandon"); !errors.As(err, &refusal) {
+	if _, err := as(taskv1.ResolveAs_RESOLVE_AS_ABANDON); !errors.As(err, &refusal) {
 		t.Errorf("a second settlement = %v, want a refusal", err)
 	}
 	n.w.on("apply x", fail)
 	n.w.on("undo c", fail)
 	n.accept(2, "switch.on", "c b x")
 	n.ended(2)
-	if s, err := n.e.Resolve(t.Context(), &agentv1.ResolveTaskRequest{TaskId: taskID(2), As: "abandon"}); err != nil || s != abandoned {
+	if s, err := n.e.Resolve(t.Context(), &agentv1.ResolveTaskRequest{TaskId: taskID(2), As: taskv1.ResolveAs_RESOLVE_AS_ABANDON}); err != nil || s != abandoned {
 		t.Errorf("abandon = %v, %v", s, err)
 	}
 	want(t, n.record(2), abandoned, notPossible, "UNDO_FAILED")
@@ -305,11 +328,7 @@ func TestCancel(t *testing.T) {
 	if err := cancelTask(2); err != nil {
 		t.Fatal(err)
 	}
-	rec := n.ended(2)
-	want(t, rec, cancelled, notNeeded, "CANCELLED")
-	if got := rec.GetMessage(); !strings.Contains(got, "bob") || !strings.Contains(got, "wrong node") {
-		t.Errorf("message = %q, want who and why", got)
-	}
+	want(t, n.ended(2), cancelled, notNeeded, "CANCELLED")
 	if err := cancelTask(1); err != nil {
 		t.Fatal(err)
 	}
@@ -334,6 +353,11 @@ func TestCancel(t *testing.T) {
 	want(t, n.ended(3), cancelled, complete, "CANCELLED")
 	if n.w.count("apply d") > 0 {
 		t.Error("a step began after the cancel")
+	}
+	for i := range 3 {
+		if got := n.record(i + 1).GetMessage(); strings.Count(got, "bob asked to cancel it: wrong node") != 1 {
+			t.Errorf("message of task %d = %q, want who and why, once", i+1, got)
+		}
 	}
 
 	// It is too late once the final check has begun.

@@ -271,6 +271,19 @@ func (resolveTask) Result(context.Context, host.Prober, *taskv1.ResolveSpec, [][
 }
 
 func (w *world) registry() *tasks.Registry {
+	r := w.kinds()
+	step := func(name string, e taskv1.Effect) tasks.StepInfo {
+		return tasks.StepInfo{Type: name, Revision: 1, Effect: e, Undoable: e != taskv1.Effect_EFFECT_AT_MOST_ONCE}
+	}
+	tasks.AddStep(r, step("toggle", taskv1.Effect_EFFECT_IDEMPOTENT), func(a *wrapperspb.StringValue) tasks.Step { return w.step(a.GetValue()) })
+	tasks.AddStep(r, step("check", taskv1.Effect_EFFECT_CHECK_THEN_ACT), func(a *wrapperspb.BytesValue) tasks.Step { return w.step("check:" + string(a.GetValue())) })
+	tasks.AddStep(r, step("once", taskv1.Effect_EFFECT_AT_MOST_ONCE), func(a *taskv1.RemoveFileStep) tasks.Step { return w.step("once:" + a.GetPath()) })
+	tasks.AddStep(r, step("reboot", taskv1.Effect_EFFECT_REBOOT), func(a *taskv1.UnitStep) tasks.Step { return w.step("reboot:" + a.GetUnit()) })
+	return r
+}
+
+// kinds is the registry of an agent that knows the kinds and none of the steps.
+func (w *world) kinds() *tasks.Registry {
 	r := tasks.NewRegistry()
 	info := func(kind string, class tasks.Class) tasks.Info {
 		return tasks.Info{Kind: kind, Revision: 1, Class: class}
@@ -279,13 +292,6 @@ func (w *world) registry() *tasks.Registry {
 	tasks.Add(r, info("switch.forget", tasks.State), switchTask{w: w, intent: tasks.IntentRemove})
 	tasks.Add(r, info("switch.press", tasks.Action), switchTask{w: w, action: true})
 	tasks.Add(r, info("task.resolve", tasks.Action), resolveTask{})
-	step := func(name string, e taskv1.Effect) tasks.StepInfo {
-		return tasks.StepInfo{Type: name, Revision: 1, Effect: e, Undoable: e != taskv1.Effect_EFFECT_AT_MOST_ONCE}
-	}
-	tasks.AddStep(r, step("toggle", taskv1.Effect_EFFECT_IDEMPOTENT), func(a *wrapperspb.StringValue) tasks.Step { return w.step(a.GetValue()) })
-	tasks.AddStep(r, step("check", taskv1.Effect_EFFECT_CHECK_THEN_ACT), func(a *wrapperspb.BytesValue) tasks.Step { return w.step("check:" + string(a.GetValue())) })
-	tasks.AddStep(r, step("once", taskv1.Effect_EFFECT_AT_MOST_ONCE), func(a *taskv1.RemoveFileStep) tasks.Step { return w.step("once:" + a.GetPath()) })
-	tasks.AddStep(r, step("reboot", taskv1.Effect_EFFECT_REBOOT), func(a *taskv1.UnitStep) tasks.Step { return w.step("reboot:" + a.GetUnit()) })
 	return r
 }
 
@@ -372,6 +378,10 @@ func (n *node) deliver(i int, kind, spec string, change ...func(*taskv1.TaskLeaf
 	return n.e.Deliver(n.t.Context(), assignment(taskID(i), kind, wrapperspb.String(spec), change...))
 }
 
+// patience is how long a test waits for what must come: in a bubble, where
+// timers go on for ever, it ends what would never come.
+const patience = time.Hour
+
 // accept delivers a task that must be accepted.
 func (n *node) accept(i int, kind, spec string, change ...func(*taskv1.TaskLeaf)) {
 	n.t.Helper()
@@ -383,7 +393,9 @@ func (n *node) accept(i int, kind, spec string, change ...func(*taskv1.TaskLeaf)
 // ended waits for the end of a task, or until it is held.
 func (n *node) ended(i int) *agentv1.TaskRecord {
 	n.t.Helper()
-	if err := waitEnded(n.t.Context(), n.store, taskID(i)); err != nil {
+	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	defer cancel()
+	if err := waitEnded(ctx, n.store, taskID(i)); err != nil {
 		n.t.Fatalf("wait for task %d: %v", i, err)
 	}
 	return n.record(i)
@@ -418,7 +430,9 @@ func (n *node) steps(i int) []*agentv1.StepRecord {
 // until waits for an event.
 func (n *node) until(match func(*taskv1.Event) bool) {
 	n.t.Helper()
-	if err := waitEvent(n.t.Context(), n.store, match); err != nil {
+	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	defer cancel()
+	if err := waitEvent(ctx, n.store, match); err != nil {
 		n.t.Fatalf("wait for event: %v", err)
 	}
 }

@@ -1,3 +1,5 @@
+//go:build millwright_node
+
 package nodehost_test
 
 import (

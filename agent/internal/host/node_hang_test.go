@@ -1,3 +1,5 @@
+//go:build millwright_node
+
 package nodehost_test
 
 import (
@@ -6,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/millwright/agent/internal/child"
+	"github.com/gpuaas/millwright/tasks/host"
 )
 
 const hungPoint = "/mnt/mwtest-hung"
@@ -97,4 +101,41 @@ func TestHungMount(t *testing.T) {
 	eventually(t, "the probe to be free again", func() bool {
 		return !errors.Is(h.ProbeRead(t.Context(), hungPoint), child.ErrStuck)
 	})
+}
+
+// A change on a mount that hangs waits for it, and keeps no other change from
+// the disk. A second one at the same place waits no longer than it may.
+func TestChangesBesideHungMount(t *testing.T) {
+	needNode(t)
+	end := mountHung(t)
+	h := newNode(t, t.TempDir()).ForStep("t", 0)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	var two sync.WaitGroup
+	answers := make(chan error, 2)
+	for range 2 {
+		two.Go(func() { answers <- h.MakeDir(ctx, hungPoint+"/a", 0o700) })
+	}
+	answered := func(what string, c <-chan error) error {
+		t.Helper()
+		select {
+		case err := <-c:
+			return err
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s hangs", what)
+			return nil
+		}
+	}
+	if err := answered("the second change", answers); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the second change: %v", err)
+	}
+	beside := filepath.Join(t.TempDir(), "b")
+	other := make(chan error, 1)
+	two.Go(func() {
+		other <- errors.Join(h.MakeDir(t.Context(), beside, 0o700),
+			h.WriteFile(t.Context(), filepath.Join(beside, "c"), host.File{Data: []byte("x"), Mode: 0o600}))
+	})
+	must(t, answered("a change elsewhere", other))
+	end()
+	two.Wait()
 }

@@ -1,3 +1,5 @@
+//go:build millwright_node
+
 package nodehost_test
 
 import (
@@ -35,12 +37,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// needNode skips a test that changes a machine with a systemd of its own. The
-// suite e2e runs this binary in a node, with the variable set.
+// needNode stops a test that changes a machine with a systemd of its own from
+// doing so by mistake. The tag millwright_node builds these tests; test/e2e/host
+// runs them in a node, with the variable set.
 func needNode(t *testing.T) {
 	t.Helper()
 	if os.Getenv("MILLWRIGHT_NODE_TEST") != "1" {
-		t.Skip("this test changes a machine with systemd: it runs in a node, with MILLWRIGHT_NODE_TEST=1")
+		t.Fatal("this test changes a machine with systemd: it runs in a node, with MILLWRIGHT_NODE_TEST=1")
 	}
 }
 

@@ -54,7 +54,7 @@ func (n *node) Resolve(_ context.Context, r *agentv1.ResolveTaskRequest) (taskv1
 	case "running":
 		return 0, local.ErrNotHeld
 	}
-	n.resolved = append(n.resolved, fmt.Sprintf("%s %s: %s", r.GetTaskId(), r.GetAs(), r.GetReason()))
+	n.resolved = append(n.resolved, fmt.Sprintf("%s %v: %s", r.GetTaskId(), r.GetAs(), r.GetReason()))
 	return taskv1.TaskState_TASK_STATE_ABANDONED, nil
 }
 
@@ -185,14 +185,14 @@ func TestResolve(t *testing.T) {
 		want codes.Code
 		says string
 	}{
-		{"accept", &agentv1.ResolveTaskRequest{TaskId: "t1", As: "accept", Reason: "seen"}, codes.OK, ""},
-		{"abandon", &agentv1.ResolveTaskRequest{TaskId: "t2", As: "abandon", Reason: "gone"}, codes.OK, ""},
-		{"undo", &agentv1.ResolveTaskRequest{TaskId: "t3", As: "undo", Reason: "x"}, codes.InvalidArgument, `as: "undo": want accept`},
-		{"no task", &agentv1.ResolveTaskRequest{As: "accept", Reason: "x"}, codes.InvalidArgument, "task_id: missing"},
-		{"no reason", &agentv1.ResolveTaskRequest{TaskId: "t4", As: "accept", Reason: " "}, codes.InvalidArgument, "reason:"},
-		{"long reason", &agentv1.ResolveTaskRequest{TaskId: "t5", As: "accept", Reason: strings.Repeat("x", 1025)}, codes.InvalidArgument, "reason:"},
-		{"unknown task", &agentv1.ResolveTaskRequest{TaskId: "missing", As: "accept", Reason: "x"}, codes.NotFound, "missing"},
-		{"not held", &agentv1.ResolveTaskRequest{TaskId: "running", As: "accept", Reason: "x"}, codes.FailedPrecondition, "cannot be settled so"},
+		{"accept", &agentv1.ResolveTaskRequest{TaskId: "t1", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: "seen"}, codes.OK, ""},
+		{"abandon", &agentv1.ResolveTaskRequest{TaskId: "t2", As: taskv1.ResolveAs_RESOLVE_AS_ABANDON, Reason: "gone"}, codes.OK, ""},
+		{"undo", &agentv1.ResolveTaskRequest{TaskId: "t3", As: taskv1.ResolveAs_RESOLVE_AS_UNDO, Reason: "x"}, codes.InvalidArgument, `as: "undo": want accept`},
+		{"no task", &agentv1.ResolveTaskRequest{As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: "x"}, codes.InvalidArgument, "task_id: missing"},
+		{"no reason", &agentv1.ResolveTaskRequest{TaskId: "t4", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: " "}, codes.InvalidArgument, "reason:"},
+		{"long reason", &agentv1.ResolveTaskRequest{TaskId: "t5", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: strings.Repeat("x", 1025)}, codes.InvalidArgument, "reason:"},
+		{"unknown task", &agentv1.ResolveTaskRequest{TaskId: "missing", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: "x"}, codes.NotFound, "missing"},
+		{"not held", &agentv1.ResolveTaskRequest{TaskId: "running", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: "x"}, codes.FailedPrecondition, "cannot be settled so"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := c.ResolveTask(t.Context(), tc.r)
@@ -201,7 +201,7 @@ func TestResolve(t *testing.T) {
 			}
 		})
 	}
-	want := []string{"t1 accept: seen", "t2 abandon: gone"}
+	want := []string{"t1 RESOLVE_AS_ACCEPT: seen", "t2 RESOLVE_AS_ABANDON: gone"}
 	if got := fmt.Sprint(n.resolved); got != fmt.Sprint(want) {
 		t.Errorf("resolved = %v, want %v", got, want)
 	}
@@ -230,7 +230,7 @@ func TestOnlyRootResolves(t *testing.T) {
 	if _, err := c.GetStatus(ctx, &agentv1.GetStatusRequest{}); err != nil {
 		t.Errorf("GetStatus() of a member = %v, want nil", err)
 	}
-	_, err := c.ResolveTask(ctx, &agentv1.ResolveTaskRequest{TaskId: "t1", As: "accept", Reason: "x"})
+	_, err := c.ResolveTask(ctx, &agentv1.ResolveTaskRequest{TaskId: "t1", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: "x"})
 	if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "65534") {
 		t.Errorf("ResolveTask() of a member = %v, want PermissionDenied that names the uid", err)
 	}

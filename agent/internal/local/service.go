@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
 const (
@@ -45,7 +46,9 @@ func (s *Server) ListJournal(ctx context.Context, r *agentv1.ListJournalRequest)
 
 // ResolveTask implements agentv1.LocalServiceServer.
 func (s *Server) ResolveTask(ctx context.Context, r *agentv1.ResolveTaskRequest) (*agentv1.ResolveTaskResponse, error) {
-	switch err := CheckAs(r.GetAs()); {
+	as := wordOf(r.GetAs())
+	_, err := ParseAs(as)
+	switch {
 	case err != nil:
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	case r.GetTaskId() == "":
@@ -54,7 +57,7 @@ func (s *Server) ResolveTask(ctx context.Context, r *agentv1.ResolveTaskRequest)
 		return nil, status.Errorf(codes.InvalidArgument, "reason: want 1 to %d bytes that say why, for the history", maxReason)
 	}
 	who, _ := caller(ctx) // the interceptor has seen it
-	s.cfg.Logger.InfoContext(ctx, "task is resolved on the node", "task_id", r.GetTaskId(), "as", r.GetAs(), "uid", who.UID, "pid", who.PID, "reason", r.GetReason())
+	s.cfg.Logger.InfoContext(ctx, "task is resolved on the node", "task_id", r.GetTaskId(), "as", as, "uid", who.UID, "pid", who.PID, "reason", r.GetReason())
 	state, err := s.cfg.Node.Resolve(ctx, r)
 	if err != nil {
 		return nil, refusal("resolve task "+r.GetTaskId(), err)
@@ -62,12 +65,18 @@ func (s *Server) ResolveTask(ctx context.Context, r *agentv1.ResolveTaskRequest)
 	return &agentv1.ResolveTaskResponse{State: state}, nil
 }
 
-// CheckAs returns an error unless as is a way to settle a held task.
-func CheckAs(as string) error {
-	if as == "accept" || as == "abandon" {
-		return nil
+// ParseAs returns the way to settle a held task that a word stands for.
+func ParseAs(as string) (taskv1.ResolveAs, error) {
+	for _, way := range []taskv1.ResolveAs{taskv1.ResolveAs_RESOLVE_AS_ACCEPT, taskv1.ResolveAs_RESOLVE_AS_ABANDON} {
+		if as == wordOf(way) {
+			return way, nil
+		}
 	}
-	return fmt.Errorf("as: %q: want accept (it did what it should) or abandon (give it up as it is)", as)
+	return 0, fmt.Errorf("as: %q: want accept (it did what it should) or abandon (give it up as it is)", as)
+}
+
+func wordOf(as taskv1.ResolveAs) string {
+	return strings.ToLower(strings.TrimPrefix(as.String(), "RESOLVE_AS_"))
 }
 
 func refusal(what string, err error) error {

@@ -21,7 +21,7 @@ const lookEvery = 30 * time.Second
 func (st *stream) beat(ctx context.Context) error {
 	ticker := time.NewTicker(st.interval)
 	defer ticker.Stop()
-	told := st.cfg.Node.Conditions()
+	told := st.told
 	for {
 		select {
 		case <-ctx.Done():

@@ -69,14 +69,26 @@ func TestHostileServer(t *testing.T) {
 func TestMoreWorkThanCredits(t *testing.T) {
 	s, n := serve(t, loopback(t)), newNode(0)
 	n.block = make(chan struct{})
-	ses := start(t, n, s, func(c *session.Config) { c.Credits = 4 })
+	read := make(chan string, 1)
+	ses := start(t, n, s, func(c *session.Config) { c.Credits, c.Wanted = 4, func(id string) { read <- id } })
 	p := s.accept(t)
 	p.welcome(1, 1)
-	for range 50 {
-		if err := p.rpc.Send(&agentv1.SessionResponse{SessionEpoch: 1, Message: assignment("a").GetMessage()}); err != nil {
-			break
+	send := func(n int) {
+		for range n {
+			if err := p.rpc.Send(&agentv1.SessionResponse{SessionEpoch: 1, Message: assignment("a").GetMessage()}); err != nil {
+				return
+			}
 		}
 	}
+	// Words about held tasks take no credit, and a person may settle many at once.
+	send(200)
+	p.send(&agentv1.SessionResponse{Message: &agentv1.SessionResponse_OutputWanted{OutputWanted: &agentv1.OutputWanted{}}})
+	select {
+	case <-read:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("200 messages of work are not taken: %+v", ses.Status())
+	}
+	send(1000)
 	eventually(t, "the session ends", func() bool { return strings.Contains(ses.Status().Err, "more work than the 4 credits") })
 }
 

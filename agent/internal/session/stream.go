@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
 const (
@@ -31,6 +32,9 @@ const (
 	shortestInterval = 50 * time.Millisecond
 	longestInterval  = 5 * time.Minute
 	usualInterval    = 15 * time.Second
+	// freeWork is the room for work that takes no credit: cancels, and words
+	// about held tasks, of which there may be many.
+	freeWork = 256
 )
 
 // stream is one session. Its goroutines belong to the errgroup in run.
@@ -40,6 +44,7 @@ type stream struct {
 	rpc      agentv1.AgentService_SessionClient
 	log      *slog.Logger
 	head     Head
+	told     []*taskv1.Condition // as the Hello said
 	epoch    uint64
 	interval time.Duration
 	window   *window
@@ -120,7 +125,7 @@ func (s *Session) open(ctx context.Context, id Identity, conn grpc.ClientConnInt
 	if bye := first.GetGoodbye(); bye != nil {
 		return nil, newGoodbye(bye)
 	}
-	st := &stream{Session: s, id: id, rpc: rpc, head: head}
+	st := &stream{Session: s, id: id, rpc: rpc, head: head, told: hello.GetFacts().GetConditions()}
 	if err := st.welcomed(ctx, first, sent); err != nil {
 		return nil, err
 	}
@@ -173,7 +178,7 @@ func (st *stream) welcomed(ctx context.Context, first *agentv1.SessionResponse, 
 	}
 	st.say = make(chan *agentv1.SessionRequest)
 	st.batches = make(chan *agentv1.SessionRequest)
-	st.work = make(chan *agentv1.SessionResponse, 2*int(st.cfg.Credits)+2)
+	st.work = make(chan *agentv1.SessionResponse, int(st.cfg.Credits)+freeWork)
 	st.heard = make(chan struct{}, 1)
 	st.drained = make(chan struct{})
 	st.measure(w, sent)
@@ -258,7 +263,7 @@ func (st *stream) take(ctx context.Context, m *agentv1.SessionResponse) error {
 		select {
 		case st.work <- m:
 		default:
-			return fmt.Errorf("%w: it sent more work than the %d credits allow", errProtocol, st.cfg.Credits)
+			return fmt.Errorf("%w: it sent more work than the %d credits allow, and %d messages that take none", errProtocol, st.cfg.Credits, freeWork)
 		}
 	case *agentv1.SessionResponse_Ack:
 		if msg.Ack.GetJournalId() != st.head.JournalID {

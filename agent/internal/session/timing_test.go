@@ -79,17 +79,21 @@ func TestNoWelcome(t *testing.T) {
 func TestHeartbeats(t *testing.T) {
 	n := newNode(2)
 	inBubble(t, n, nil, func(t *testing.T, s *server, ses *session.Session) {
+		set := func(s taskv1.ConditionStatus) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			n.conditions = []*taskv1.Condition{{Type: "PolicyInvalid", Status: s}}
+		}
 		p := s.accept(t)
+		set(taskv1.ConditionStatus_CONDITION_STATUS_FALSE) // it is not as the Hello said
 		p.welcome(1, 3)
 		beat := func() *agentv1.Heartbeat {
 			return p.recv(func(m *agentv1.SessionRequest) bool { return m.GetHeartbeat() != nil }).GetHeartbeat()
 		}
-		if h := beat(); h.GetLastSeq() != 2 || h.GetHasConditions() || h.GetWallTime() == nil {
-			t.Errorf("heartbeat = %v, want last_seq 2 and no conditions", h)
+		if h := beat(); h.GetLastSeq() != 2 || len(h.GetConditions()) != 1 || h.GetWallTime() == nil {
+			t.Errorf("heartbeat = %v, want last_seq 2 and the conditions since the Hello", h)
 		}
-		n.mu.Lock()
-		n.conditions = []*taskv1.Condition{{Type: "PolicyInvalid", Status: taskv1.ConditionStatus_CONDITION_STATUS_TRUE}}
-		n.mu.Unlock()
+		set(taskv1.ConditionStatus_CONDITION_STATUS_TRUE)
 		if h := beat(); !h.GetHasConditions() || len(h.GetConditions()) != 1 {
 			t.Errorf("heartbeat = %v, want the changed conditions", h)
 		}

@@ -81,6 +81,7 @@ func (s *Store) commit(group []*change) {
 				continue
 			}
 			s.condemned = s.condemned || tx.condemned
+			s.issued = latest(s.issued, tx.issued)
 			wrote = wrote || tx.dirty() || tx.condemned
 			if err := tx.flush(); err != nil {
 				return err

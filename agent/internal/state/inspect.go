@@ -12,6 +12,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -55,9 +56,17 @@ func (s *Store) judge(path string) (taskv1.JournalReason, error) {
 	return use, nil
 }
 
-// unavailable reports whether err says nothing about the file's content.
+// unavailable reports whether err says nothing about the file's content: it is
+// locked, or the process may not open it or lacks what that takes.
 func unavailable(err error) bool {
-	return errors.Is(err, berrors.ErrTimeout) || errors.Is(err, os.ErrPermission)
+	for _, e := range []error{
+		berrors.ErrTimeout, os.ErrPermission, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOSPC, unix.EROFS, unix.EINTR,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 func locked(path string, err error) error {

@@ -136,10 +136,6 @@ func (s *Store) raiseMark() error {
 	if err != nil {
 		return err
 	}
-	wall := s.cfg.Clock.Now()
-	if t := s.mark.last.GetWallTime(); t != nil {
-		wall = latest(wall, t.AsTime())
-	}
-	next.WallTime = timestamppb.New(wall)
+	next.WallTime = timestamppb.New(latest(s.cfg.Clock.Now(), s.issued, s.mark.last.GetWallTime().AsTime()))
 	return s.mark.write(next)
 }

@@ -63,7 +63,8 @@ type Store struct {
 	db   *bolt.DB
 	mark *markFile
 
-	condemned bool // touched only by the one who commits
+	condemned bool      // touched only by the one who commits
+	issued    time.Time // see [Tx.Issued]; touched only by the one who commits
 
 	mu     sync.Mutex // guards queue, busy and closed
 	queue  []*change
@@ -172,9 +173,11 @@ func (s *Store) begin(ctx context.Context, path string, reason taskv1.JournalRea
 
 func (s *Store) newMeta(reason taskv1.JournalReason) *agentv1.JournalMeta {
 	now := s.cfg.Clock.Now()
-	floor := s.cfg.JoinFloor
+	// A node that has enrolled anew has a mark too: what its former journal
+	// accepted until then is not remembered any more.
+	floor := latest(s.cfg.JoinFloor, s.mark.last.GetWallTime().AsTime())
 	if reason != taskv1.JournalReason_JOURNAL_REASON_JOINED {
-		floor = latest(now, s.mark.last.GetWallTime().AsTime(), s.cfg.IdentityNotBefore, floor)
+		floor = latest(floor, now, s.cfg.IdentityNotBefore)
 	}
 	return &agentv1.JournalMeta{
 		JournalId:         uuid.NewString(),
@@ -184,7 +187,6 @@ func (s *Store) newMeta(reason taskv1.JournalReason) *agentv1.JournalMeta {
 		CreateTime:        timestamppb.New(now),
 		InstanceId:        uuid.NewString(),
 		PreviousJournalId: s.mark.last.GetJournalId(),
-		ClockHighWater:    timestamppb.New(latest(now, s.mark.last.GetWallTime().AsTime())),
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -122,6 +123,11 @@ func (tx *Tx) PutSeen(taskID string, rec *agentv1.SeenRecord) error {
 	return tx.store(bucketSeen, []byte(taskID), rec)
 }
 
+// Issued tells when a task that is accepted was issued. Should the journal be
+// lost, the floor of the next one is no lower, though the signer's clock was
+// ahead of the node's.
+func (tx *Tx) Issued(at time.Time) { tx.issued = latest(tx.issued, at) }
+
 func forgetKey(rec *agentv1.SeenRecord, taskID string) []byte {
 	return append(number(uint64(max(0, rec.GetForgetAfter().GetSeconds()))), taskID...)
 }
@@ -220,6 +226,6 @@ func (tx *Tx) PutBootID(id string) { tx.put(bucketMeta, keyBoot, []byte(id)) }
 
 // What caused a task on the node; see TaskRecord.origin.
 const (
-	OriginTask      = "task"
-	OriginReconcile = "reconcile"
+	OriginTask      = agentv1.TaskOrigin_TASK_ORIGIN_ASSIGNED
+	OriginReconcile = agentv1.TaskOrigin_TASK_ORIGIN_RECONCILE
 )

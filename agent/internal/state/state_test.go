@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -196,7 +197,10 @@ func TestLostJournal(t *testing.T) {
 			before := head(t, s)
 			old := read(t, filepath.Join(cfg.Dir, "state.db"))
 			update(t, s, appendEvent("a"))
-			update(t, s, appendEvent("b"))
+			update(t, s, func(tx *state.Tx) error {
+				tx.Issued(issuedLast) // by a signer whose clock is ahead
+				return appendEvent("b")(tx)
+			})
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -299,14 +303,16 @@ func TestDamagedPages(t *testing.T) {
 	}
 }
 
+// issuedLast is when the last task that a lost journal accepted was issued.
+var issuedLast = t0.Add(time.Hour + 3*time.Minute)
+
+// checkFloor wants a floor below which nothing that the lost journal accepted
+// passes, also when the node has enrolled anew with a bundle made before.
 func checkFloor(t *testing.T, name string, ev *taskv1.JournalOpened) {
 	t.Helper()
-	want := t0.Add(time.Hour)
-	switch name {
-	case "deleted with its mark":
+	want := issuedLast
+	if name == "deleted with its mark" {
 		want = t0.Add(30 * time.Minute) // only the identity knows
-	case "enrolled anew":
-		want = t0.Add(-time.Minute) // the new bundle's
 	}
 	if got := ev.GetFloor().AsTime(); !got.Equal(want) {
 		t.Errorf("floor = %v, want %v", got, want)
@@ -378,6 +384,42 @@ func TestLocked(t *testing.T) {
 	_, err := state.Open(t.Context(), cfg)
 	if !errors.Is(err, state.ErrLocked) || !strings.Contains(err.Error(), "another millwrightd") {
 		t.Errorf("second Open = %v, want ErrLocked with a hint", err)
+	}
+}
+
+// TestShortOfFiles opens the state while the process may open no more files:
+// that says nothing about the journal, which is there later.
+func TestShortOfFiles(t *testing.T) {
+	cfg := config(t.TempDir(), &fakeClock{now: t0})
+	s := open(t, cfg)
+	before := head(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	free, err := unix.Open(cfg.Dir, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Close(free); err != nil {
+		t.Fatal(err)
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	// One more, for the mark.
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free) + 1, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = state.Open(t.Context(), cfg)
+	if err2 := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err2 != nil {
+		t.Fatal(err2)
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("Open = %v, want EMFILE", err)
+	}
+	if after := head(t, open(t, cfg)); after.JournalID != before.JournalID {
+		t.Errorf("journal %s became %s", before.JournalID, after.JournalID)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
@@ -33,6 +34,7 @@ type Tx struct {
 	cfg    Config
 	writes map[string]map[string][]byte // by bucket and key; nil: deleted
 	grown  sizes
+	issued time.Time
 
 	condemned bool
 }

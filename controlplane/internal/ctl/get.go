@@ -214,7 +214,7 @@ func undoText(t *taskv1.Task) string {
 func signers(t *taskv1.Task) string {
 	var names []string
 	for _, s := range t.GetAuthorizedBy() {
-		names = append(names, fmt.Sprintf("%s (%s, key %s)", s.GetName(), s.GetRole(), s.GetKeyId()))
+		names = append(names, fmt.Sprintf("%s (%s, key %s)", s.GetName(), word(s.GetRole()), s.GetKeyId()))
 	}
 	return strings.Join(names, ", ")
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -153,9 +152,6 @@ func (r *logReader) print(m *taskv1.ReadOutputResponse) error {
 	if o := m.GetOutput(); o != nil && !r.told[at] {
 		r.told[at] = true
 		r.end(at, o)
-	}
-	if wait := m.GetRetryAfter().AsDuration(); wait > 0 {
-		r.app.remark("[waiting for the node, about %s]", wait.Round(time.Second))
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
@@ -26,7 +27,10 @@ func (d *Dispatcher) answer(ctx context.Context, s *session, a *agentv1.Assignme
 		return unavailable(s, "store an answer", err)
 	}
 	crash.Point("server.answer.committed")
-	s.want(func() { s.assignDue = true })
+	s.want(func() {
+		s.assignDue = true
+		s.eager = s.eager && a.GetDeferred() == nil
+	})
 	return nil
 }
 
@@ -40,9 +44,11 @@ func (d *Dispatcher) answered(tx *eventlog.Tx, s *session, taskID string, a *age
 	}
 	switch p := a.GetAnswer().(type) {
 	case *agentv1.AssignmentAnswer_Refused:
+		p.Refused.Reason, p.Refused.Message = shorten(p.Refused.GetReason()), shorten(p.Refused.GetMessage())
 		return tx.Append(s.peer.ID, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskRefused{TaskRefused: &auditv1.TaskRefused{
 			TaskId: taskID, Node: s.peer.Node, Answer: p.Refused}}})
 	case *agentv1.AssignmentAnswer_Deferred:
+		p.Deferred.Reason, p.Deferred.Message = shorten(p.Deferred.GetReason()), shorten(p.Deferred.GetMessage())
 		if err := tx.Append(s.peer.ID, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskDeferred{TaskDeferred: &auditv1.TaskDeferred{
 			TaskId: taskID, Node: s.peer.Node, Answer: p.Deferred}}}); err != nil {
 			return err
@@ -50,6 +56,14 @@ func (d *Dispatcher) answered(tx *eventlog.Tx, s *session, taskID string, a *age
 		return cancelQueued(tx, d.cfg.Actor, taskID)
 	}
 	return fmt.Errorf("answer to assignment %s says nothing", a.GetAssignmentId())
+}
+
+// shorten keeps the words of an answer short, since every list shows them.
+func shorten(s string) string {
+	if len(s) <= maxWords {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxWords], "") + "..."
 }
 
 // cancelQueued ends a task that came back to the queue after someone had asked

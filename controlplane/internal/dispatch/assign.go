@@ -61,6 +61,9 @@ func (d *Dispatcher) assign(ctx context.Context, s *session, stream Stream) erro
 // that was deferred may be tried; the zero time for never.
 func (d *Dispatcher) choose(ctx context.Context, s *session) (ids []string, retryAt time.Time, err error) {
 	now := d.cfg.Now()
+	s.mu.Lock()
+	eager := s.eager
+	s.mu.Unlock()
 	var free int
 	err = d.cfg.Reader.View(ctx, func(v store.View) error {
 		free, err = s.free(v)
@@ -75,16 +78,15 @@ func (d *Dispatcher) choose(ctx context.Context, s *session) (ids []string, retr
 		more = len(rows) == page
 		for _, row := range rows {
 			after = row.GetTask().GetCreateIndex()
-			resolve := row.GetTask().GetKind() == kindResolve
-			retry := row.GetRetryTime()
+			retry := retryTime(row, now)
 			switch {
 			case !row.GetTask().GetNotAfter().AsTime().After(now):
 				// The sweep is about to say so.
-			case retry != nil && retry.AsTime().After(now):
-				if retryAt.IsZero() || retry.AsTime().Before(retryAt) {
-					retryAt = retry.AsTime()
+			case !eager && retry.After(now):
+				if retryAt.IsZero() || retry.Before(retryAt) {
+					retryAt = retry
 				}
-			case resolve:
+			case row.GetTask().GetKind() == kindResolve:
 				ids = append(ids, row.GetTask().GetId())
 			case free > 0:
 				free--
@@ -93,6 +95,19 @@ func (d *Dispatcher) choose(ctx context.Context, s *session) (ids []string, retr
 		}
 	}
 	return ids, retryAt, err
+}
+
+// retryTime is when a task that was deferred may be sent again. One that is
+// further off than any deferral is from before the clock was set back.
+func retryTime(row *serverv1.TaskRow, now time.Time) time.Time {
+	if row.GetRetryTime() == nil {
+		return time.Time{}
+	}
+	at := row.GetRetryTime().AsTime()
+	if at.Sub(now) > eventlog.MaxRetry {
+		return now
+	}
+	return at
 }
 
 // free is how many credits the node has left. A held task keeps none.

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -39,8 +40,7 @@ func (d *Dispatcher) events(ctx context.Context, s *session, batch *agentv1.Even
 		if b.missing {
 			s.resendDue = b.stored + 1
 		}
-		// An end of a task frees a credit.
-		s.assignDue = true
+		s.assignDue = s.assignDue || b.freesCredit()
 	})
 	return d.progress(ctx, s, b.stored)
 }
@@ -55,6 +55,11 @@ type batch struct {
 	stored  uint64 // the last frame that is stored
 	missing bool   // a frame before the next one is missing
 	forked  bool   // a frame did not fit
+}
+
+// freesCredit reports whether a task has ended or is held.
+func (b *batch) freesCredit() bool {
+	return slices.ContainsFunc(b.events, func(e *taskv1.Event) bool { return e.GetFinished() != nil || e.GetHeld() != nil })
 }
 
 func decodeBatch(s *session, m *agentv1.EventBatch) (*batch, error) {

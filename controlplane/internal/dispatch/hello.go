@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -29,6 +31,14 @@ const (
 	keptInstances = 16
 	// page is how many tasks are read at a time.
 	page = 500
+	// maxHello is the size of a Hello, in bytes: it names all tasks that have
+	// not ended.
+	maxHello = 1 << 20
+	// maxSaid is how much is kept of what a node says of itself, in bytes.
+	maxSaid = 64 << 10
+	// maxWords is how much is kept of the reason of an answer and of its
+	// message, in bytes.
+	maxWords = 4 << 10
 )
 
 // refusedHello is a Hello that is answered by a Goodbye.
@@ -65,7 +75,7 @@ func (d *Dispatcher) open(ctx context.Context, peer Peer, h *agentv1.Hello) (s *
 	now := d.cfg.Now()
 	s.wake = make(chan struct{}, 1)
 	s.behind, s.unfinished = h.GetLastSeq() < o.stored, h.GetUnfinished()
-	s.credits, s.acked = min(h.GetCredits(), maxCredits), o.stored
+	s.credits, s.acked, s.eager = min(h.GetCredits(), maxCredits), o.stored, o.changed
 	s.cancels, s.outputs, s.sent = map[string]struct{}{}, map[string]struct{}{}, map[string]string{}
 	s.contact, s.lastSent = Contact{LastSeen: now}, now
 	if h.GetWallTime() != nil {
@@ -82,9 +92,20 @@ func checkHello(h *agentv1.Hello) error {
 	for _, f := range []struct{ field, value string }{
 		{"journal_id", h.GetJournalId()}, {"boot_id", h.GetBootId()}, {"instance_id", h.GetInstanceId()},
 	} {
-		if f.value == "" || len(f.value) > 128 {
-			return status.Errorf(codes.InvalidArgument, "hello.%s must have 1 to 128 bytes; it has %d", f.field, len(f.value))
+		if f.value == "" || len(f.value) > 128 || strings.ContainsRune(f.value, 0) {
+			return status.Errorf(codes.InvalidArgument, "hello.%s must have 1 to 128 bytes, none of them zero; it has %d", f.field, len(f.value))
 		}
+	}
+	if n := proto.Size(h); n > maxHello {
+		return status.Errorf(codes.InvalidArgument, "hello has %d bytes; at most %d are allowed", n, maxHello)
+	}
+	return checkSaid("hello", &agentv1.Hello{AgentVersion: h.GetAgentVersion(), Kinds: h.GetKinds(), Facts: h.GetFacts()})
+}
+
+// checkSaid bounds what is kept of what a node says of itself.
+func checkSaid(what string, said proto.Message) error {
+	if n := proto.Size(said); n > maxSaid {
+		return status.Errorf(codes.InvalidArgument, "%s: what the node says of itself has %d bytes; at most %d are kept", what, n, maxSaid)
 	}
 	return nil
 }
@@ -101,6 +122,7 @@ type opening struct {
 	generation uint64
 	stored     uint64 // the last frame of the journal that is stored
 	duplicate  bool
+	changed    bool // what the node said of itself before was another
 }
 
 func (o *opening) decide(tx *eventlog.Tx) error {
@@ -150,15 +172,44 @@ func (o *opening) node(tx *eventlog.Tx) (*serverv1.NodeRow, error) {
 	if o.generation == 0 {
 		o.generation = o.hello.GetGeneration()
 	}
-	switch {
-	case node.GetEvicted():
-		return nil, &refusedHello{goodbye("EVICTED", "this node was evicted; let it join again with a new token", time.Minute)}
-	case o.generation < node.GetGeneration():
-		return nil, &refusedHello{goodbye("EVICTED", fmt.Sprintf(
-			"a host has joined under this name since (enrolment %d, this one has %d)", node.GetGeneration(), o.generation), time.Minute)}
+	if last := excluded(node, o.generation); last != nil {
+		return nil, &refusedHello{last}
 	}
 	node.Generation = o.generation
 	return node, nil
+}
+
+// excluded returns the last word for a host that is no longer the node.
+func excluded(node *serverv1.NodeRow, generation uint64) *agentv1.SessionResponse {
+	switch {
+	case node.GetEvicted():
+		return goodbye("EVICTED", "this node was evicted; let it join again with a new token", time.Minute)
+	case generation < node.GetGeneration():
+		return goodbye("EVICTED", fmt.Sprintf(
+			"a host has joined under this name since (enrolment %d, this one has %d)", node.GetGeneration(), generation), time.Minute)
+	}
+	return nil
+}
+
+// outdated returns the last word for a session that was overtaken while it was
+// opened: whoever evicts a node, enrols it anew or finds it double cuts the
+// session that it finds, which this one was not yet.
+func (d *Dispatcher) outdated(ctx context.Context, s *session) (*agentv1.SessionResponse, error) {
+	var node *serverv1.NodeRow
+	err := d.cfg.Reader.View(ctx, func(v store.View) (err error) {
+		node, err = v.Node(s.peer.Node)
+		return err
+	})
+	if err != nil {
+		return nil, unavailable(s, "open the session", err)
+	}
+	if last := excluded(node, s.generation); last != nil {
+		return last, nil
+	}
+	if node.GetSessionEpoch() != s.epoch {
+		return superseded(), nil
+	}
+	return nil, nil
 }
 
 // instance remembers which host speaks, and reports whether one came back that
@@ -185,6 +236,8 @@ func (o *opening) instance(tx *eventlog.Tx, node *serverv1.NodeRow) bool {
 func (o *opening) fill(tx *eventlog.Tx, node *serverv1.NodeRow) {
 	h := o.hello
 	node.JournalId = h.GetJournalId()
+	o.changed = node.GetAgentVersion() != h.GetAgentVersion() || node.GetTrustRootVersion() != h.GetTrustRootVersion() ||
+		!sameConditions(node.GetReported(), h.GetFacts().GetConditions())
 	node.AgentVersion = h.GetAgentVersion()
 	node.Kinds = h.GetKinds()
 	node.TrustRootVersion = h.GetTrustRootVersion()

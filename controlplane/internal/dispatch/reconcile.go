@@ -34,6 +34,7 @@ func (d *Dispatcher) progress(ctx context.Context, s *session, stored uint64) er
 	if err != nil {
 		return unavailable(s, "settle what was assigned", err)
 	}
+	s.unfinished = nil // settled; a session holds as little as it can
 	s.want(func() {
 		s.ready, s.assignDue = true, true
 		for _, id := range cancels {
@@ -106,23 +107,33 @@ func (d *Dispatcher) heartbeat(ctx context.Context, s *session, h *agentv1.Heart
 	if !h.GetHasConditions() {
 		return nil
 	}
+	if err := checkSaid("heartbeat", &agentv1.Heartbeat{Conditions: h.GetConditions()}); err != nil {
+		return err
+	}
+	changed := false
 	err := d.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
 		node, err := tx.Node(s.peer.Node)
 		if err != nil || node.GetSessionEpoch() != s.epoch {
 			return err
 		}
-		same := proto.Equal(&serverv1.NodeRow{Reported: node.GetReported()}, &serverv1.NodeRow{Reported: h.GetConditions()})
-		if same {
-			return nil
+		if changed = !sameConditions(node.GetReported(), h.GetConditions()); changed {
+			node.Reported = h.GetConditions()
+			tx.PutNode(node)
 		}
-		node.Reported = h.GetConditions()
-		tx.PutNode(node)
 		return nil
 	})
 	if err != nil {
 		return unavailable(s, "store conditions", err)
 	}
+	if changed {
+		// What kept the node from taking tasks may be over.
+		s.want(func() { s.eager, s.assignDue = true, true })
+	}
 	return nil
+}
+
+func sameConditions(a, b []*taskv1.Condition) bool {
+	return proto.Equal(&serverv1.NodeRow{Reported: a}, &serverv1.NodeRow{Reported: b})
 }
 
 // sendCancels sends the requests to cancel that are wanted.

@@ -47,6 +47,7 @@ type session struct {
 	credits   uint32
 	assignDue bool
 	retryAt   time.Time // when a deferred task may be sent again; zero for never
+	eager     bool      // deferred tasks are sent at once, until the next is deferred
 	acked     uint64    // the last frame to acknowledge
 	ackDue    bool
 	resendDue uint64 // the first frame to ask for; 0 for none
@@ -91,6 +92,16 @@ func (s *session) fail(err error) {
 	})
 }
 
+// heard notes when the node was heard, and reports whether its word still
+// counts. The stream of a session that was ended can last for as long as its
+// node reads nothing, since the sender then waits with the farewell.
+func (s *session) heard(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.contact.LastSeen = now
+	return s.farewell == nil && !s.over
+}
+
 // Serve holds a session until it ends. It is called in the stream's own
 // goroutine.
 func (d *Dispatcher) Serve(peer Peer, stream Stream) error {
@@ -115,6 +126,11 @@ func (d *Dispatcher) Serve(peer Peer, stream Stream) error {
 		return stream.Send(last)
 	}
 	defer d.leave(s)
+	if last, err := d.outdated(ctx, s); err != nil {
+		return err
+	} else if last != nil {
+		return stream.Send(last)
+	}
 	crash.Point("server.hello.committed")
 	if err := stream.Send(s.message(welcome)); err != nil {
 		return err
@@ -221,10 +237,9 @@ func (d *Dispatcher) receive(ctx context.Context, s *session, stream Stream) {
 		if m.GetSessionEpoch() != s.epoch {
 			continue // of an older stream
 		}
-		now := d.cfg.Now()
-		s.mu.Lock()
-		s.contact.LastSeen = now
-		s.mu.Unlock()
+		if !s.heard(d.cfg.Now()) {
+			return
+		}
 		if err := d.handle(ctx, s, m); err != nil {
 			s.fail(err)
 			return

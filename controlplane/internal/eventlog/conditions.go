@@ -35,3 +35,13 @@ func (t *Tx) condition(task *taskv1.Task, kind, reason, message string) {
 		Type: kind, Status: taskv1.ConditionStatus_CONDITION_STATUS_TRUE, Reason: reason, Message: message,
 	})
 }
+
+// condition returns the condition of a type; nil when there is none.
+func condition(task *taskv1.Task, kind string) *taskv1.Condition {
+	for _, c := range task.GetConditions() {
+		if c.GetType() == kind {
+			return c
+		}
+	}
+	return nil
+}

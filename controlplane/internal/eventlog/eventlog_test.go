@@ -237,6 +237,33 @@ func replay(t *testing.T, f *fixture) *fixture {
 	return again
 }
 
+// A node that defers for days must not fill the log: each try is kept.
+func TestDeferredForLongIsTriedRarely(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, pkitest.New(t))
+	id, _, _ := f.create()
+	defers := func(reason string) time.Duration {
+		f.append("server", &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskAssigned{TaskAssigned: &auditv1.TaskAssigned{TaskId: id}}})
+		f.append("node", &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskDeferred{TaskDeferred: &auditv1.TaskDeferred{
+			TaskId: id, Answer: &agentv1.Deferred{Reason: reason, RetryAfter: durationpb.New(30 * time.Second)}}}})
+		return f.task(id).GetRetryTime().AsTime().Sub(f.now)
+	}
+	tries, begin := 0, f.now
+	for f.now.Sub(begin) < 7*24*time.Hour {
+		wait := defers("POLICY_INVALID")
+		if tries == 0 && wait != 30*time.Second {
+			t.Errorf("first it waits %s, want what the node said", wait)
+		}
+		tries, f.now = tries+1, f.now.Add(wait)
+	}
+	if tries > 250 {
+		t.Errorf("%d tries in 7 days", tries)
+	}
+	if wait := defers("DISK_FULL"); wait != 30*time.Second {
+		t.Errorf("for another reason it waits %s, want what the node said", wait)
+	}
+}
+
 func TestDecisionThatIsRefusedWritesNothing(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, pkitest.New(t))

@@ -16,8 +16,15 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
-// maxSteps bounds the step numbers that a node may report.
-const maxSteps = 1000
+const (
+	// maxSteps bounds the step numbers that a node may report.
+	maxSteps = 1000
+	// maxFrame is the largest frame that is carried into its task, in bytes.
+	maxFrame = 1 << 20
+	// maxTask is how large a task may become by what its node says, in bytes:
+	// with what authorised it, it must fit an answer.
+	maxTask = 4 << 20
+)
 
 // kindResolve is the kind by which a person settles a held task.
 const kindResolve = "task.resolve"
@@ -25,6 +32,10 @@ const kindResolve = "task.resolve"
 // frame carries a node's event into its task. A frame whose payload this
 // release does not know is kept as bytes and concerns no task.
 func (t *Tx) frame(e *auditv1.LogEntry, f *auditv1.NodeFrame) (*taskv1.TaskEvent, error) {
+	size := len(f.GetFrame())
+	if size > maxFrame {
+		return nil, fmt.Errorf("the event has %d bytes; at most %d are carried into a task", size, maxFrame)
+	}
 	event := &taskv1.Event{}
 	if err := proto.Unmarshal(f.GetFrame(), event); err != nil {
 		return nil, fmt.Errorf("decode event: %w", err)
@@ -46,6 +57,12 @@ func (t *Tx) frame(e *auditv1.LogEntry, f *auditv1.NodeFrame) (*taskv1.TaskEvent
 	if err := check(event, row); err != nil {
 		return nil, err
 	}
+	if n := proto.Size(row.GetTask()); n+size > maxTask {
+		return nil, fmt.Errorf("task %s has %d bytes already; at most %d are kept of one", id, n, maxTask)
+	}
+	// Who tells of a task has it: the word of a node whose task was not sent
+	// by this server, as after a restore, stands for an assignment.
+	row.Generation = f.GetGeneration()
 	ev := t.event(e, row, kind, apply)
 	if event.GetWallTime() != nil {
 		ev.EventTime = event.GetWallTime()

@@ -19,7 +19,8 @@ import (
 // Retry times of a deferred task are held between these.
 const (
 	minRetry = time.Second
-	maxRetry = time.Hour
+	// MaxRetry is how long a deferred task waits at most.
+	MaxRetry = time.Hour
 )
 
 // project carries an entry into tasks and nodes. It returns what the entry
@@ -55,7 +56,7 @@ func (t *Tx) projectNode(e *auditv1.LogEntry) error {
 		if err != nil {
 			return err
 		}
-		node.Evicted, node.EvictReason = true, b.NodeEvicted.GetReason()
+		node.Evicted, node.EvictReason, node.EvictIndex = true, b.NodeEvicted.GetReason(), e.GetIndex()
 		t.PutNode(node)
 		return nil
 	case *auditv1.LogEntry_TokenCreated:
@@ -97,7 +98,7 @@ func (t *Tx) joined(e *auditv1.LogEntry, j *auditv1.NodeJoined) error {
 		Name: j.GetNode(), Generation: j.GetGeneration(), JoinTime: e.GetRecordTime(),
 		KeySha256: j.GetKeySha256(), Facts: node.GetFacts(), AgentVersion: node.GetAgentVersion(),
 		Kinds: node.GetKinds(), JournalId: node.GetJournalId(), SessionEpoch: node.GetSessionEpoch(),
-		BootId: node.GetBootId(), TrustRootVersion: node.GetTrustRootVersion(),
+		BootId: node.GetBootId(), TrustRootVersion: node.GetTrustRootVersion(), EvictIndex: node.GetEvictIndex(),
 	})
 	return nil
 }
@@ -164,11 +165,16 @@ func (t *Tx) assigned(e *auditv1.LogEntry, a *auditv1.TaskAssigned) (*taskv1.Tas
 func (t *Tx) deferred(e *auditv1.LogEntry, d *auditv1.TaskDeferred) (*taskv1.TaskEvent, error) {
 	return t.changeTask(e, d.GetTaskId(), "DEFERRED", func(row *serverv1.TaskRow, ev *taskv1.TaskEvent) {
 		a := d.GetAnswer()
-		wait := min(max(a.GetRetryAfter().AsDuration(), minRetry), maxRetry)
+		if was := condition(row.Task, "Deferred"); was.GetReason() != a.GetReason() {
+			ClearConditions(&row.Task.Conditions, "Deferred")
+		}
+		t.condition(row.Task, "Deferred", a.GetReason(), a.GetMessage())
+		// What was deferred for long is tried more rarely, since each try is kept.
+		since := t.now.Sub(condition(row.Task, "Deferred").GetTransitionTime().AsTime())
+		wait := min(max(a.GetRetryAfter().AsDuration(), since/8, minRetry), MaxRetry)
 		row.RetryTime = timestamppb.New(t.now.Add(wait))
 		row.AssignmentId = ""
 		row.Task.State = taskv1.TaskState_TASK_STATE_QUEUED
-		t.condition(row.Task, "Deferred", a.GetReason(), a.GetMessage())
 		ev.Reason, ev.Message = a.GetReason(), a.GetMessage()
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -140,9 +141,9 @@ func (t *Tx) Append(actor string, entry *auditv1.LogEntry) error {
 	switch {
 	case err == nil:
 	case frame != nil:
-		frame.NotApplied = err.Error()
+		frame.NotApplied = shorten(err.Error())
 		if err := t.foundOnNode(frame.GetNode(), "EventsNotApplied", "NOT_APPLIED",
-			fmt.Sprintf("event %d of journal %s: %v; see log entry %d", frame.GetSeq(), frame.GetJournalId(), err, entry.Index)); err != nil {
+			fmt.Sprintf("event %d of journal %s: %s; see log entry %d", frame.GetSeq(), frame.GetJournalId(), frame.GetNotApplied(), entry.Index)); err != nil {
 			return err
 		}
 	default:
@@ -167,6 +168,15 @@ func (t *Tx) Append(actor string, entry *auditv1.LogEntry) error {
 		}
 	}
 	return nil
+}
+
+// shorten keeps a reason short that holds what a node said.
+func shorten(s string) string {
+	const limit = 1 << 10
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "") + "..."
 }
 
 func (t *Tx) change() *store.Change {

@@ -32,6 +32,8 @@ func (f *Fleet) deny(node string, err error) {
 		d.reason = "EXPIRED"
 	case errors.Is(err, enrolv1.ErrTokenUsed):
 		d.reason = "USED"
+	case errors.Is(err, enrolv1.ErrTokenVoid):
+		d.reason = "VOID"
 	default:
 		return
 	}

@@ -124,11 +124,12 @@ func (f *Fleet) CheckMember(_ context.Context, node string, generation uint64) e
 }
 
 // refresh reads the membership of one node again. Whoever comes last reads what
-// is newest.
+// is newest. It is done also for a caller that is gone: what it changed is
+// stored, and must count.
 func (f *Fleet) refresh(ctx context.Context, node string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.cfg.Reader.View(ctx, func(v store.View) error {
+	return f.cfg.Reader.View(context.WithoutCancel(ctx), func(v store.View) error {
 		row, err := v.Node(node)
 		if err != nil {
 			return err
@@ -149,9 +150,13 @@ func (f *Fleet) CreateToken(ctx context.Context, actor, node string, ttl time.Du
 	hash := sha256.Sum256([]byte(token))
 	expires = f.cfg.Now().Add(ttl).Truncate(time.Second)
 	err = f.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
-		tx.PutToken(&serverv1.TokenRow{TokenSha256: hash[:], Node: node, ExpireTime: timestamppb.New(expires)})
-		return tx.Append(actor, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TokenCreated{TokenCreated: &auditv1.TokenCreated{
-			Node: node, ExpireTime: timestamppb.New(expires)}}})
+		entry := &auditv1.LogEntry{Entry: &auditv1.LogEntry_TokenCreated{TokenCreated: &auditv1.TokenCreated{
+			Node: node, ExpireTime: timestamppb.New(expires)}}}
+		if err := tx.Append(actor, entry); err != nil {
+			return err
+		}
+		tx.PutToken(&serverv1.TokenRow{TokenSha256: hash[:], Node: node, ExpireTime: timestamppb.New(expires), CreateIndex: entry.GetIndex()})
+		return nil
 	})
 	if err == nil {
 		err = f.refresh(ctx, node)
@@ -205,6 +210,8 @@ func (f *Fleet) redeem(tx *eventlog.Tx, r enrolv1.Redemption) (out enrolv1.Enrol
 			return out, false, name, enrolv1.ErrTokenUsed
 		}
 		return enrolv1.Enrolment{Node: name, Generation: token.GetGeneration()}, false, name, nil
+	case token.GetCreateIndex() < node.GetEvictIndex():
+		return out, false, name, enrolv1.ErrTokenVoid
 	}
 	token.KeySha256, token.Generation = r.KeySHA256[:], node.GetGeneration()+1
 	tx.PutToken(token)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -16,8 +17,12 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
-// maxCount is up to where the tasks of a node are counted.
-const maxCount = 10_000
+const (
+	// maxCount is up to where the tasks of a node are counted.
+	maxCount = 10_000
+	// maxPageBytes bounds the nodes of one page, so that it fits an answer.
+	maxPageBytes = 2 << 20
+)
 
 // Get returns a node, or an error that wraps [store.ErrNotFound].
 func (f *Fleet) Get(ctx context.Context, name string) (*nodev1.Node, error) {
@@ -33,11 +38,11 @@ func (f *Fleet) Get(ctx context.Context, name string) (*nodev1.Node, error) {
 	return out, err
 }
 
-// List returns up to limit nodes after a name, by name, and the name after
-// which the next page begins; empty when there is none. Only nodes in one of
+// List returns up to limit nodes after a name, by name, fewer where they are
+// large, and the name after which the next page begins; empty when there is none. Only nodes in one of
 // the states are returned; all when there is none given.
 func (f *Fleet) List(ctx context.Context, after string, limit int, states []nodev1.NodeState) (nodes []*nodev1.Node, next string, err error) {
-	for {
+	for size := 0; ; {
 		more := false
 		err := f.cfg.Reader.View(ctx, func(v store.View) error {
 			rows, err := v.Nodes(after, page)
@@ -46,7 +51,7 @@ func (f *Fleet) List(ctx context.Context, after string, limit int, states []node
 			}
 			more = len(rows) == page
 			for _, row := range rows {
-				if len(nodes) == limit {
+				if len(nodes) == limit || size >= maxPageBytes {
 					next = after
 					return nil
 				}
@@ -58,7 +63,7 @@ func (f *Fleet) List(ctx context.Context, after string, limit int, states []node
 				if err != nil {
 					return err
 				}
-				nodes = append(nodes, n)
+				nodes, size = append(nodes, n), size+proto.Size(n)
 			}
 			return nil
 		})

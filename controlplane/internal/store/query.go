@@ -26,6 +26,9 @@ type TaskQuery struct {
 	Before uint64
 	// Limit is the size of the page, at least 1.
 	Limit int
+	// MaxBytes is about the size of the page in bytes; it holds at least one
+	// task where there is one. At least 1.
+	MaxBytes int
 	// ScanLimit bounds how many tasks are looked at for one page, at least 1. A
 	// page may hold fewer tasks than Limit because of it, and still not be the
 	// last.

@@ -59,7 +59,7 @@ func (e suite) failingCommand(t *testing.T) {
 func (e suite) noProgram(t *testing.T) {
 	for range 2 {
 		_, err := e.host(t).RunCommand(t.Context(), host.Command{Argv: []string{"/no/such/program"}})
-		if !errors.Is(err, fs.ErrNotExist) {
+		if !errors.Is(err, host.ErrNotStarted) || !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("a missing program: %v", err)
 		}
 	}

@@ -68,7 +68,7 @@ func (n *Node) begin(k commandKey, c host.Command) *command {
 // finish waits for the end of a command.
 func (n *Node) finish(ctx context.Context, rec *command, c host.Command) (host.Outcome, error) {
 	if rec.refused != nil {
-		return host.Outcome{}, rec.refused
+		return host.Outcome{}, fmt.Errorf("%w: %w", host.ErrNotStarted, rec.refused)
 	}
 	n.mu.Lock()
 	lost := !rec.ended && rec.boot != n.boot

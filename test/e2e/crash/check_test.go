@@ -29,10 +29,20 @@ func check(t testing.TB, c *clustertest.Cluster, k kind, id, label string, want 
 	case want.held:
 		state, reason, tail = taskv1.TaskState_TASK_STATE_HELD, "OUTCOME_UNKNOWN", []string{"HELD"}
 	case want.failed != "":
-		state, reason, tail = taskv1.TaskState_TASK_STATE_FAILED, want.failed, []string{"UNDOING"}
+		state, reason, tail = taskv1.TaskState_TASK_STATE_FAILED, want.failed, nil
 	}
 	if task.GetState() != state || task.GetReason() != reason {
 		t.Fatalf("it is %s: %s, want %s %s", outcome, task.GetMessage(), state, reason)
+	}
+	undo := k.undo
+	switch {
+	case want.held:
+		undo = taskv1.UndoState_UNDO_STATE_UNSPECIFIED
+	case want.failed != "":
+		undo = taskv1.UndoState_UNDO_STATE_NOT_NEEDED // nothing had changed
+	}
+	if task.GetUndo() != undo {
+		t.Errorf("undo is %s, want %s", task.GetUndo(), undo)
 	}
 	if want.held {
 		if _, err := c.Millctl(t.Context(), "task", "resolve", id, "--as", "abandon", "--reason", "test", "--wait"); err != nil {

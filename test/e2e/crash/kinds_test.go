@@ -22,14 +22,18 @@ type kind struct {
 	// state, reason and events are how it ends when nothing is lost.
 	state  taskv1.TaskState
 	reason string
-	code   int32    // of a command
-	events []string // between STARTED and the end, without steps
+	code   int32            // of a command
+	undo   taskv1.UndoState // of one that fails
+	events []string         // between STARTED and the end, without steps
 	// effect checks what the task did to the node.
 	effect func(t testing.TB, c *clustertest.Cluster, k kind, task *taskv1.Task, label string, want expectation)
 }
 
 // title tells the kinds of this suite apart.
 func (k kind) title() string {
+	if k.undo == taskv1.UndoState_UNDO_STATE_COMPLETE {
+		return k.name + " broken"
+	}
 	if k.code != 0 {
 		return fmt.Sprintf("%s exit %d", k.name, k.code)
 	}
@@ -61,6 +65,7 @@ func failing() kind {
 		return fmt.Sprintf(`argv: [/bin/sh, -c, "echo run >> %s; sleep 1; echo out; exit 7"]`, effectFile(label))
 	}
 	k.state, k.reason, k.code, k.events = taskv1.TaskState_TASK_STATE_FAILED, "COMMAND_EXIT", 7, []string{"UNDOING"}
+	k.undo = taskv1.UndoState_UNDO_STATE_NOT_POSSIBLE // what a program did cannot be known
 	return k
 }
 
@@ -126,6 +131,28 @@ ExecStart=/bin/sh -c "touch /run/begun-%[1]s; until test -e /run/go-%[1]s; do sl
 END
 mkdir mnt-%[1]s-data.mount.requires; ln -s ../hold-%[1]s.service mnt-%[1]s-data.mount.requires/
 systemctl daemon-reload`, label)
+	}
+	return k
+}
+
+// broken is a mount whose unit needs one that fails: all is undone.
+func broken() kind {
+	k := bind()
+	k.prepare = func(label string) string {
+		return fmt.Sprintf(`set -e; mkdir -p /srv/%[1]s; cd /run/systemd/system
+unit=$(systemd-escape --path --suffix=mount %[2]s)
+printf '[Unit]\nDefaultDependencies=no\n[Service]\nType=oneshot\nExecStart=/bin/false\n' > broken.service
+mkdir "$unit.requires"; ln -s ../broken.service "$unit.requires/"
+mkdir -p broken.service.d; printf '[Unit]\nBefore=%%s\n' "$unit" > "broken.service.d/%[1]s.conf"
+systemctl daemon-reload`, label, mountTarget(label))
+	}
+	k.state, k.reason, k.events = taskv1.TaskState_TASK_STATE_FAILED, "STEP_FAILED", []string{"UNDOING"}
+	k.undo = taskv1.UndoState_UNDO_STATE_COMPLETE
+	k.effect = func(_ testing.TB, c *clustertest.Cluster, _ kind, task *taskv1.Task, label string, _ expectation) {
+		c.Sh(task.GetNode(), fmt.Sprintf(`set -e; systemctl reset-failed broken.service
+! grep -q ' %[1]s ' /proc/self/mountinfo; test ! -e /mnt/%[2]s; test -z "$(ls -A /srv/%[2]s)"
+unit=$(systemd-escape --path --suffix=mount %[1]s); test ! -e "/etc/systemd/system/$unit"
+test -z "$(find /etc/systemd/system -lname "*$unit")"; ! millwrightd status | grep -q 'mount:%[1]s '`, mountTarget(label), label))
 	}
 	return k
 }

@@ -10,8 +10,9 @@ const (
 	begun      = "step begun, its outcome not recorded"
 	applied    = "step applied, not verified"
 	allDone    = "all steps verified"
-	undone     = "step being undone"
-	undoing    = "undo under way"
+	toUndo     = "step to be undone"
+	inUndo     = "step being undone"
+	undone     = "no step left to undo"
 	anyFinding = ""
 )
 
@@ -39,8 +40,9 @@ type agentPoint struct {
 	// mount and command are what is expected of each kind; nil where the kind
 	// does not come by.
 	mount, command *expectation
-	// failing is what is expected of a command that exits with 7.
-	failing *expectation
+	// failing is what is expected of a command that exits with 7, and broken of
+	// a mount whose last step fails.
+	failing, broken *expectation
 	// provoke kills the agent by hand first, while the command runs.
 	provoke bool
 	// shim says that the process is the shim: the agent lives on.
@@ -68,8 +70,9 @@ func both(name string, e func() *expectation) agentPoint {
 
 func onMount(name string, e *expectation) agentPoint { return agentPoint{name: name, mount: e} }
 
-func onFailing(name, found string) agentPoint {
-	return agentPoint{name: name, failing: resumed(found)}
+// onFailure is for tasks that turn to undo. A command has one step to undo.
+func onFailure(name, foundFailing, foundBroken string) agentPoint {
+	return agentPoint{name: name, failing: resumed(foundFailing), broken: resumed(foundBroken)}
 }
 
 func inShim(name string, e *expectation) agentPoint {
@@ -114,15 +117,15 @@ func agentPoints() []agentPoint {
 		both("executor.step.applied", inStep(applied)),
 		{name: "executor.step.verified", mount: resumed(notBegun), command: resumed(allDone)},
 		both("executor.verify.begun", inStep(allDone)),
-		{name: "executor.finish.before", mount: resumed(allDone), command: resumed(allDone), failing: resumed(undoing)},
-		{name: "executor.finish.committed", mount: planned(), command: planned(), failing: planned()},
-		onFailing("executor.undo.turned", begun),
-		onFailing("executor.undo.step", undone),
-		onFailing("executor.undo.changed", undone),
-		onFailing("executor.undo.undone", undoing),
+		{name: "executor.finish.before", mount: resumed(allDone), command: resumed(allDone), failing: resumed(undone), broken: resumed(undone)},
+		{name: "executor.finish.committed", mount: planned(), command: planned(), failing: planned(), broken: planned()},
+		onFailure("executor.undo.turned", toUndo, toUndo),
+		onFailure("executor.undo.step", inUndo, inUndo),
+		onFailure("executor.undo.changed", inUndo, inUndo),
+		onFailure("executor.undo.undone", undone, toUndo),
 
 		// Nothing was started, and nothing ever will be under this record.
-		inShim("shim.marker.before", &expectation{failed: "STEP_FAILED", runs: []int{0}}),
+		inShim("shim.marker.before", &expectation{failed: "COMMAND_NOT_STARTED", runs: []int{0}}),
 		inShim("shim.marker", unknown(0)),
 		inShim("shim.started", unknown(0, 1)),
 		inShim("shim.exited", unknown(1)),

@@ -21,7 +21,7 @@ const atLeast = 20
 func TestOnNode(t *testing.T) {
 	testbedtest.NeedRoot(t)
 	binary := filepath.Join(t.TempDir(), "host.test")
-	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", binary, "./agent/internal/host")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "millwright_node", "-o", binary, "./agent/internal/host")
 	build.Dir = clustertest.Root(t)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {

@@ -142,7 +142,9 @@ func (o *one) pause(ctx context.Context, why error) error {
 func (o *one) recorded() (out host.Outcome, started bool, err error) {
 	rec, err := o.dir.Result()
 	if err == nil {
-		out, err = shim.Outcome(rec)
+		if out, err = shim.Outcome(rec); err != nil {
+			err = fmt.Errorf("%w: %w", host.ErrNotStarted, err)
+		}
 		return out, true, err
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -337,5 +339,8 @@ func (o *one) burn(ctx context.Context, why error) (host.Outcome, error) {
 	if errors.Is(err, fs.ErrExist) {
 		return o.wait(ctx)
 	}
-	return host.Outcome{}, errors.Join(why, err)
+	if err != nil {
+		return host.Outcome{}, errors.Join(why, err)
+	}
+	return host.Outcome{}, fmt.Errorf("%w: %w", host.ErrNotStarted, why)
 }

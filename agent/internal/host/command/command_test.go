@@ -271,7 +271,7 @@ func TestCannotStart(t *testing.T) {
 	u, state := newUnits(t), t.TempDir()
 	for range 2 {
 		_, err := newRunner(u, state).Run(t.Context(), id, host.Command{Argv: []string{"/no/such"}})
-		if !errors.Is(err, fs.ErrNotExist) || errors.Is(err, host.ErrOutcomeUnknown) {
+		if !errors.Is(err, host.ErrNotStarted) || !errors.Is(err, fs.ErrNotExist) || errors.Is(err, host.ErrOutcomeUnknown) {
 			t.Errorf("error %v", err)
 		}
 	}

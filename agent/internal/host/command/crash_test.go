@@ -20,7 +20,7 @@ func TestShimCrashes(t *testing.T) {
 		atMost  int
 		unknown bool
 	}{
-		"shim.marker.before": {once, known}, // nothing was started, so it may be
+		"shim.marker.before": {never, known}, // and that is said for good
 		"shim.marker":        {never, unknown},
 		"shim.started":       {once, unknown},
 		"shim.exited":        {once, unknown},
@@ -44,6 +44,9 @@ func TestShimCrashes(t *testing.T) {
 			}
 			again, err2 := run()
 			for _, e := range []error{err, err2} {
+				if errors.Is(e, host.ErrNotStarted) != (point == "shim.marker.before") {
+					t.Errorf("errors %v, %v", err, err2)
+				}
 				if errors.Is(e, host.ErrOutcomeUnknown) != want.unknown {
 					t.Errorf("outcome %+v %+v, errors %v, %v", out, again, err, err2)
 				}

@@ -24,13 +24,46 @@ import (
 const MaxRead = 4 << 20
 
 // Files implements host.FileReader and host.FileWriter. It is safe for
-// concurrent use; changes are made one at a time.
+// concurrent use. Changes of one path are made one at a time; others do not
+// wait for them, since one below a mount that hangs may take for ever.
 type Files struct {
-	mu sync.Mutex
+	mu   sync.Mutex
+	busy map[string]chan struct{} // paths that are being changed, each closed when that has ended; guarded by mu
 }
 
 // New returns a Files.
-func New() *Files { return &Files{} }
+func New() *Files { return &Files{busy: map[string]chan struct{}{}} }
+
+// change calls do with the directory of path held open, and with path for
+// itself.
+func (f *Files) change(ctx context.Context, op, path string, do func(dir int, base string) error) error {
+	mine := make(chan struct{})
+	for {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("%s %s: %w", op, path, err)
+		}
+		f.mu.Lock()
+		other := f.busy[path]
+		if other == nil {
+			f.busy[path] = mine
+		}
+		f.mu.Unlock()
+		if other == nil {
+			break
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+		}
+	}
+	defer func() {
+		f.mu.Lock()
+		delete(f.busy, path)
+		f.mu.Unlock()
+		close(mine)
+	}()
+	return inParent(op, path, do)
+}
 
 // ReadFile implements host.FileReader. A symbolic link and anything else that
 // is not a regular file is an error.
@@ -149,31 +182,17 @@ func (*Files) ReadDir(ctx context.Context, path string) ([]string, error) {
 	return names, nil
 }
 
-// WriteFile implements host.FileWriter.
+// WriteFile implements host.FileWriter. The new file belongs to the caller's
+// user. It is an error when a directory is there.
 func (f *Files) WriteFile(ctx context.Context, path string, file host.File) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
 	crash.Point("host.write.before")
-	if err := f.Write(path, file.Data, file.Mode); err != nil {
-		return err
-	}
-	crash.Point("host.write.after")
-	return nil
-}
-
-// Write replaces the file at path atomically and durably. The new file belongs
-// to the caller's user. It is an error when a directory is there.
-func (f *Files) Write(path string, data []byte, mode fs.FileMode) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return inParent("write", path, func(dir int, base string) error {
+	err := f.change(ctx, "write", path, func(dir int, base string) error {
 		// The name is always the same, so that what a crash left is found again.
 		temp := tempName(base)
 		if err := unix.Unlinkat(dir, temp, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}
-		if err := writeNew(dir, temp, data, mode); err != nil {
+		if err := writeNew(dir, temp, file.Data, file.Mode); err != nil {
 			_ = unix.Unlinkat(dir, temp, 0) // the error that matters is told
 			return err
 		}
@@ -183,6 +202,11 @@ func (f *Files) Write(path string, data []byte, mode fs.FileMode) error {
 		}
 		return unix.Fsync(dir)
 	})
+	if err != nil {
+		return err
+	}
+	crash.Point("host.write.after")
+	return nil
 }
 
 func tempName(base string) string {
@@ -208,13 +232,8 @@ func writeNew(dir int, name string, data []byte, mode fs.FileMode) error {
 
 // RemoveFile implements host.FileWriter. A directory there is an error.
 func (f *Files) RemoveFile(ctx context.Context, path string) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("remove %s: %w", path, err)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	crash.Point("host.remove.before")
-	err := inParent("remove", path, func(dir int, base string) error {
+	err := f.change(ctx, "remove", path, func(dir int, base string) error {
 		for _, name := range []string{tempName(base), base} {
 			if err := unix.Unlinkat(dir, name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
 				return err
@@ -232,13 +251,8 @@ func (f *Files) RemoveFile(ctx context.Context, path string) error {
 // MakeDir implements host.FileWriter. A directory that exists keeps its mode;
 // something else there is an error.
 func (f *Files) MakeDir(ctx context.Context, path string, mode fs.FileMode) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("make directory %s: %w", path, err)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	crash.Point("host.mkdir.before")
-	err := inParent("make directory", path, func(dir int, base string) error {
+	err := f.change(ctx, "make directory", path, func(dir int, base string) error {
 		return makeDir(dir, base, mode)
 	})
 	crash.Point("host.mkdir.after")
@@ -270,13 +284,8 @@ func makeDir(dir int, base string, mode fs.FileMode) error {
 // RemoveDir implements host.FileWriter. The kernel refuses to remove what is
 // not empty and what is a mount point.
 func (f *Files) RemoveDir(ctx context.Context, path string) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("remove directory %s: %w", path, err)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	crash.Point("host.rmdir.before")
-	err := inParent("remove directory", path, func(dir int, base string) error {
+	err := f.change(ctx, "remove directory", path, func(dir int, base string) error {
 		if err := unix.Unlinkat(dir, base, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
 		}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -57,6 +59,8 @@ type Config struct {
 	Logger *slog.Logger
 	// Stopping is closed when the server is about to stop.
 	Stopping <-chan struct{}
+	// Now is the wall clock; nil means time.Now.
+	Now func() time.Time
 }
 
 // Service serves AgentService. It is safe for concurrent use.
@@ -66,7 +70,12 @@ type Service struct {
 }
 
 // New returns the service.
-func New(cfg Config) *Service { return &Service{cfg: cfg} }
+func New(cfg Config) *Service {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	return &Service{cfg: cfg}
+}
 
 // Session is the one stream of a node.
 func (s *Service) Session(stream grpc.BidiStreamingServer[agentv1.SessionRequest, agentv1.SessionResponse]) error {
@@ -95,6 +104,9 @@ func (s *Service) UploadOutput(stream grpc.BidiStreamingServer[agentv1.UploadOut
 		case <-s.cfg.Stopping:
 			return status.Error(codes.Unavailable, "the server is stopping; come back later")
 		default:
+		}
+		if !s.cfg.Now().Before(caller.NotAfter) {
+			return status.Error(codes.Unauthenticated, "the certificate of the node has ended; connect again with a new one")
 		}
 		if err := s.cfg.Members.CheckMember(ctx, caller.ID.Name, caller.Generation); err != nil {
 			return status.Error(codes.PermissionDenied, err.Error())
@@ -162,7 +174,7 @@ func (s *Service) put(m *agentv1.UploadOutputRequest) (*agentv1.UploadOutputResp
 
 func clip(s string) string {
 	if len(s) > 100 {
-		return s[:100] + "..."
+		return strings.ToValidUTF8(s[:100], "") + "..."
 	}
 	return s
 }

@@ -40,6 +40,8 @@ var (
 	// followed by a newer enrolment of the node, or whose node was evicted
 	// since.
 	ErrTokenUsed = errors.New("join token has been used")
+	// ErrTokenVoid is for a token that was not used before its node was evicted.
+	ErrTokenVoid = errors.New("join token was made before its node was evicted")
 )
 
 // Tokens is the store of join tokens. It knows them by their hash only.
@@ -50,7 +52,8 @@ type Tokens interface {
 	//   - no token with this hash: ErrTokenUnknown;
 	//   - Now is at or after the token's end: ErrTokenExpired, also for a key
 	//     that has used it;
-	//   - the token is unused: it is marked as used by KeySHA256, the node's
+	//   - it is unused, and older than the node's last eviction: ErrTokenVoid;
+	//   - else, if the token is unused: it is marked as used by KeySHA256, the node's
 	//     enrolment generation rises by one (it begins at 1), its key becomes
 	//     KeySHA256, an eviction is lifted, the NodeJoined entry is written, and
 	//     the enrolment is returned;
@@ -227,6 +230,8 @@ func tokenError(err error) error {
 		return status.Errorf(codes.PermissionDenied, "join token has expired: %s", again)
 	case errors.Is(err, ErrTokenUsed):
 		return status.Errorf(codes.PermissionDenied, "join token has been used by another host or enrolment: if that was not you, evict the node; %s", again)
+	case errors.Is(err, ErrTokenVoid):
+		return status.Errorf(codes.PermissionDenied, "join token was made before its node was evicted, and is void since: %s", again)
 	}
 	return fmt.Errorf("redeem join token: %w", err)
 }

@@ -3,6 +3,7 @@ package intercept
 import (
 	"context"
 	"crypto/x509"
+	"fmt"
 	"net"
 	"time"
 
@@ -34,6 +35,11 @@ func (c Caller) Name() string {
 		return "anonymous"
 	}
 	return c.ID.String()
+}
+
+// ended says that the certificate has ended.
+func (c Caller) ended() string {
+	return fmt.Sprintf("the certificate of %s ended at %s: connect again with a new one", c.Name(), c.NotAfter.Format(time.RFC3339))
 }
 
 // limitKey is whom a limit is counted for: an identity, or else a host.

@@ -99,6 +99,7 @@ func New(cfg Config) *Chain {
 // call is one RPC on its way through the chain.
 type call struct {
 	method string
+	stream bool
 	start  time.Time
 	caller Caller
 	row    Row
@@ -108,9 +109,9 @@ type call struct {
 type stage func(ctx context.Context, c *call, next func(context.Context) error) error
 
 // serve passes a call through all stages in their order.
-func (ch *Chain) serve(ctx context.Context, method string, handle func(context.Context) error) error {
-	c := &call{method: method, start: ch.now()}
-	stages := []stage{ch.recover, ch.logged, ch.identify, ch.authorize, ch.limit, ch.audit}
+func (ch *Chain) serve(ctx context.Context, c *call, handle func(context.Context) error) error {
+	c.start = ch.now()
+	stages := []stage{ch.recover, ch.logged, ch.identify, ch.authorize, ch.limit, ch.audit, ch.expire}
 	var run func(ctx context.Context, i int) error
 	run = func(ctx context.Context, i int) error {
 		if i == len(stages) {
@@ -126,7 +127,7 @@ func (ch *Chain) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	ctx, cancel := context.WithTimeout(ctx, unaryTimeout)
 	defer cancel()
 	var resp any
-	err := ch.serve(ctx, info.FullMethod, func(ctx context.Context) (err error) {
+	err := ch.serve(ctx, &call{method: info.FullMethod}, func(ctx context.Context) (err error) {
 		resp, err = handler(ctx, req)
 		return err
 	})
@@ -138,7 +139,7 @@ func (ch *Chain) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 
 // Stream is the interceptor of RPCs with streams.
 func (ch *Chain) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	return ch.serve(stream.Context(), info.FullMethod, func(ctx context.Context) error {
+	return ch.serve(stream.Context(), &call{method: info.FullMethod, stream: true}, func(ctx context.Context) error {
 		return handler(srv, &contextStream{ServerStream: stream, ctx: ctx})
 	})
 }
@@ -190,8 +191,7 @@ func (ch *Chain) logged(ctx context.Context, c *call, next func(context.Context)
 func (ch *Chain) identify(ctx context.Context, c *call, next func(context.Context) error) error {
 	c.caller = peerCaller(ctx)
 	if cert := c.caller.Certificate; cert != nil && !ch.now().Before(cert.NotAfter) {
-		return ch.deny(c, codes.Unauthenticated, fmt.Sprintf("the certificate of %s ended at %s: connect again with a new one",
-			c.caller.Name(), cert.NotAfter.Format(time.RFC3339)))
+		return ch.deny(c, codes.Unauthenticated, c.caller.ended())
 	}
 	return next(WithCaller(ctx, c.caller))
 }
@@ -220,12 +220,19 @@ func (ch *Chain) authorize(ctx context.Context, c *call, next func(context.Conte
 }
 
 func (ch *Chain) limit(ctx context.Context, c *call, next func(context.Context) error) error {
-	wait, ok := ch.limiter.take(c.row.Class, c.caller.limitKey(), ch.now())
-	if ok {
-		return next(ctx)
+	class := c.row.Class
+	bucket, wait := ch.limiter.take(class, c.caller.limitKey(), ch.now())
+	if bucket == nil {
+		ch.record(c, codes.ResourceExhausted, "limit", true)
+		return exhausted(class, wait)
 	}
-	ch.record(c, codes.ResourceExhausted, "limit", true)
-	return exhausted(c.row.Class, wait)
+	if c.stream {
+		if !ch.limiter.open(bucket) {
+			return ch.deny(c, codes.ResourceExhausted, fmt.Sprintf("too many open streams of the class %s: end those that no one reads", class))
+		}
+		defer ch.limiter.close(bucket)
+	}
+	return next(ctx)
 }
 
 func (ch *Chain) audit(ctx context.Context, c *call, next func(context.Context) error) error {
@@ -233,6 +240,23 @@ func (ch *Chain) audit(ctx context.Context, c *call, next func(context.Context) 
 	if c.row.Audit != AuditNone {
 		st := status.Convert(err)
 		ch.record(c, st.Code(), st.Message(), false)
+	}
+	return err
+}
+
+// expire ends a stream that follows something with the certificate of its
+// caller. A node's streams have no timer of their own: whoever serves them looks
+// at the time.
+func (ch *Chain) expire(ctx context.Context, c *call, next func(context.Context) error) error {
+	if c.row.Class != ClassWatch || c.caller.Certificate == nil {
+		return next(ctx)
+	}
+	ended := status.Error(codes.Unauthenticated, c.caller.ended())
+	ctx, cancel := context.WithTimeoutCause(ctx, c.caller.NotAfter.Sub(ch.now()), ended)
+	defer cancel()
+	err := next(ctx)
+	if err != nil && errors.Is(context.Cause(ctx), ended) {
+		return ended
 	}
 	return err
 }

@@ -301,9 +301,59 @@ func TestMessageSize(t *testing.T) {
 	}
 }
 
+// follow opens a stream that follows something, and returns once it is open.
+func follow(t *testing.T, conn *grpc.ClientConn) (grpc.ServerStreamingClient[healthgrpc.HealthCheckResponse], error) {
+	t.Helper()
+	stream, err := healthgrpc.NewHealthClient(conn).Watch(deadline(t), &healthgrpc.HealthCheckRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	return stream, err
+}
+
+func TestOpenStreamsOfOneCaller(t *testing.T) {
+	limits := intercept.DefaultLimits()
+	limits[intercept.ClassWatch] = intercept.Limit{PerSecond: 1000, Burst: 1000, Open: 2}
+	s := serve(t, services{}, func(c *intercept.Config) { c.Limits = limits })
+	first := s.dial(t, pki.RoleOperator)
+	for range 2 {
+		if _, err := follow(t, first); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := follow(t, s.dial(t, pki.RoleOperator)); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "open streams") {
+		t.Errorf("a third one, on another connection: %v", err)
+	}
+	if r := s.auditor.take(); len(r) != 1 || !r[0].Denied {
+		t.Errorf("recorded as %+v", r)
+	}
+	if _, err := follow(t, s.dial(t, pki.RoleController)); err != nil {
+		t.Errorf("another caller: %v", err)
+	}
+}
+
+func TestStreamEndsWithItsCertificate(t *testing.T) {
+	var ahead atomic.Int64
+	s := serve(t, services{}, func(c *intercept.Config) {
+		c.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+	})
+	conn := s.dial(t, pki.RoleOperator)
+	if err := get(t, conn); status.Code(err) != codes.Unimplemented { // the handshake is behind us
+		t.Fatal(err)
+	}
+	ahead.Store(int64(time.Hour - 2*time.Second)) // of the hour that pkitest gives
+	stream, err := follow(t, conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "ended at") {
+		t.Errorf("the stream ended with %v", err)
+	}
+}
+
 func TestStreamsOfOneConnection(t *testing.T) {
 	limits := intercept.DefaultLimits()
-	limits[intercept.ClassWatch] = intercept.Limit{PerSecond: 1000, Burst: 1000}
+	limits[intercept.ClassWatch] = intercept.Limit{PerSecond: 1000, Burst: 1000, Open: 1000}
 	s := serve(t, services{}, func(c *intercept.Config) { c.Limits = limits })
 	client := healthgrpc.NewHealthClient(s.dial(t, pki.RoleOperator))
 	ctx, cancel := context.WithCancel(deadline(t))

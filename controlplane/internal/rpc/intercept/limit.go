@@ -18,17 +18,19 @@ type Limit struct {
 	PerSecond float64
 	// Burst is how many may come at once.
 	Burst int
+	// Open is how many streams may be open at once; 0 for none.
+	Open int
 }
 
 // DefaultLimits are the limits of the product. They are wide for work and
 // narrow for what a broken client repeats.
 func DefaultLimits() map[Class]Limit {
 	return map[Class]Limit{
-		ClassSession: {PerSecond: 5, Burst: 30},
+		ClassSession: {PerSecond: 5, Burst: 30, Open: 64},
 		ClassJoin:    {PerSecond: 10, Burst: 100},
 		ClassRead:    {PerSecond: 500, Burst: 2000},
 		ClassWrite:   {PerSecond: 200, Burst: 1000},
-		ClassWatch:   {PerSecond: 50, Burst: 200},
+		ClassWatch:   {PerSecond: 50, Burst: 200, Open: 1000},
 	}
 }
 
@@ -43,7 +45,7 @@ type limiter struct {
 	limits map[Class]Limit
 
 	mu      sync.Mutex
-	buckets map[bucketKey]*bucket
+	buckets map[bucketKey]*bucket // guarded by mu
 }
 
 type bucketKey struct {
@@ -52,29 +54,49 @@ type bucketKey struct {
 }
 
 type bucket struct {
-	tokens *rate.Limiter
-	last   time.Time
+	tokens  *rate.Limiter
+	maxOpen int
+	last    time.Time // guarded by limiter.mu
+	open    int       // guarded by limiter.mu; streams
 }
 
 func newLimiter(limits map[Class]Limit) *limiter {
 	return &limiter{limits: limits, buckets: make(map[bucketKey]*bucket)}
 }
 
-// take takes one token, or says how long it takes until there is one. A class
-// without a limit has no token.
-func (l *limiter) take(class Class, caller string, now time.Time) (wait time.Duration, ok bool) {
+// take takes one token and returns the bucket that it came from, or nil and how
+// long it takes until there is one. A class without a limit has no token.
+func (l *limiter) take(class Class, caller string, now time.Time) (from *bucket, wait time.Duration) {
 	limit, known := l.limits[class]
 	if !known || limit.PerSecond <= 0 {
-		return time.Minute, false
+		return nil, time.Minute
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	b := l.bucket(bucketKey{class, caller}, limit, now)
 	b.last = now
 	if b.tokens.AllowN(now, 1) {
-		return 0, true
+		return b, 0
 	}
-	return time.Duration(float64(time.Second) / limit.PerSecond), false
+	return nil, time.Duration(float64(time.Second) / limit.PerSecond)
+}
+
+// open counts one more open stream of a caller, unless it has all that it may.
+func (l *limiter) open(b *bucket) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if b.open >= b.maxOpen {
+		return false
+	}
+	b.open++
+	return true
+}
+
+// close takes back what open has counted.
+func (l *limiter) close(b *bucket) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b.open--
 }
 
 func (l *limiter) bucket(key bucketKey, limit Limit, now time.Time) *bucket {
@@ -83,7 +105,7 @@ func (l *limiter) bucket(key bucketKey, limit Limit, now time.Time) *bucket {
 	}
 	if len(l.buckets) >= maxBuckets {
 		for k, b := range l.buckets {
-			if now.Sub(b.last) > bucketIdle {
+			if b.open == 0 && now.Sub(b.last) > bucketIdle {
 				delete(l.buckets, k)
 			}
 		}
@@ -94,7 +116,7 @@ func (l *limiter) bucket(key bucketKey, limit Limit, now time.Time) *bucket {
 			return b
 		}
 	}
-	b := &bucket{tokens: rate.NewLimiter(rate.Limit(limit.PerSecond), limit.Burst)}
+	b := &bucket{tokens: rate.NewLimiter(rate.Limit(limit.PerSecond), limit.Burst), maxOpen: limit.Open}
 	l.buckets[key] = b
 	return b
 }

@@ -24,7 +24,9 @@ const (
 	maxScan = 10_000
 	// maxEventBytes bounds the log entries of one page.
 	maxEventBytes = 1 << 20
-	maxFilter     = 1000
+	// maxPageBytes bounds the tasks of one page, so that it fits an answer.
+	maxPageBytes = 2 << 20
+	maxFilter    = 1000
 )
 
 // GetTask returns one task, with what authorised it.
@@ -64,7 +66,7 @@ func (s *Service) ListTasks(ctx context.Context, req *taskv1.ListTasksRequest) (
 	if err != nil {
 		return nil, err
 	}
-	query.Limit, query.ScanLimit = size, maxScan
+	query.Limit, query.MaxBytes, query.ScanLimit = size, maxPageBytes, maxScan
 	filter := proto.CloneOf(req)
 	filter.PageSize, filter.PageToken = 0, ""
 	token, err := parsePageToken(req.GetPageToken(), filter)

@@ -54,8 +54,9 @@ func (v view) ListTasks(q store.TaskQuery) (store.TaskPage, error) {
 	var page store.TaskPage
 	c := v.tx.Bucket(bucket).Cursor()
 	k, id := lastBefore(c, prefix, q.Before)
+	size := 0
 	for scanned := 0; k != nil && bytes.HasPrefix(k, prefix); k, id = c.Prev() {
-		if len(page.Tasks) == q.Limit || scanned == q.ScanLimit {
+		if len(page.Tasks) == q.Limit || size >= q.MaxBytes || scanned == q.ScanLimit {
 			// What comes next is at or below k: the page ends above it.
 			page.Next = binary.BigEndian.Uint64(k[len(prefix):]) + 1
 			return page, nil
@@ -67,6 +68,7 @@ func (v view) ListTasks(q store.TaskQuery) (store.TaskPage, error) {
 		}
 		if q.Match(row.GetTask()) {
 			page.Tasks = append(page.Tasks, row)
+			size += proto.Size(row.GetTask())
 		}
 	}
 	return page, nil

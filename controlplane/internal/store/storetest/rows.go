@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 
@@ -135,12 +137,18 @@ func testListTasks(t *testing.T, open Opener) {
 	} {
 		for _, limit := range []int{1, 3, 100} {
 			for _, scan := range []int{1, 4, 100} {
-				c.q.Limit, c.q.ScanLimit = limit, scan
+				c.q.Limit, c.q.ScanLimit, c.q.MaxBytes = limit, scan, 1<<20
 				got := allPages(t, s, c.q)
 				check(t, fmt.Sprintf("%s by %d of %d", c.name, limit, scan), got, nil, c.want)
 			}
 		}
+		c.q.Limit, c.q.ScanLimit, c.q.MaxBytes = 1, 100, 1 // less than any task
+		check(t, c.name+" by bytes", allPages(t, s, c.q), nil, c.want)
 	}
+	view(t, s, func(v store.View) {
+		page, err := v.ListTasks(store.TaskQuery{Limit: 100, ScanLimit: 100, MaxBytes: proto.Size(rows[9].Task) + 1})
+		check(t, "a page of two tasks by bytes", ids(page.Tasks), err, []string{"t10", "t9"})
+	})
 }
 
 // allPages reads all pages.

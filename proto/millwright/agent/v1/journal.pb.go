@@ -25,6 +25,59 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// TaskOrigin is what caused a task on the node.
+type TaskOrigin int32
+
+const (
+	// Never valid.
+	TaskOrigin_TASK_ORIGIN_UNSPECIFIED TaskOrigin = 0
+	// It was assigned.
+	TaskOrigin_TASK_ORIGIN_ASSIGNED TaskOrigin = 1
+	// The node restores an intent by itself.
+	TaskOrigin_TASK_ORIGIN_RECONCILE TaskOrigin = 2
+)
+
+// Enum value maps for TaskOrigin.
+var (
+	TaskOrigin_name = map[int32]string{
+		0: "TASK_ORIGIN_UNSPECIFIED",
+		1: "TASK_ORIGIN_ASSIGNED",
+		2: "TASK_ORIGIN_RECONCILE",
+	}
+	TaskOrigin_value = map[string]int32{
+		"TASK_ORIGIN_UNSPECIFIED": 0,
+		"TASK_ORIGIN_ASSIGNED":    1,
+		"TASK_ORIGIN_RECONCILE":   2,
+	}
+)
+
+func (x TaskOrigin) Enum() *TaskOrigin {
+	p := new(TaskOrigin)
+	*p = x
+	return p
+}
+
+func (x TaskOrigin) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TaskOrigin) Descriptor() protoreflect.EnumDescriptor {
+	return file_millwright_agent_v1_journal_proto_enumTypes[0].Descriptor()
+}
+
+func (TaskOrigin) Type() protoreflect.EnumType {
+	return &file_millwright_agent_v1_journal_proto_enumTypes[0]
+}
+
+func (x TaskOrigin) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TaskOrigin.Descriptor instead.
+func (TaskOrigin) EnumDescriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{0}
+}
+
 // JournalMeta is the one record about a journal itself.
 type JournalMeta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -42,10 +95,8 @@ type JournalMeta struct {
 	InstanceId string `protobuf:"bytes,6,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// The journal before, when it was known.
 	PreviousJournalId string `protobuf:"bytes,7,opt,name=previous_journal_id,json=previousJournalId,proto3" json:"previous_journal_id,omitempty"`
-	// The persisted high water of the wall clock.
-	ClockHighWater *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=clock_high_water,json=clockHighWater,proto3" json:"clock_high_water,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *JournalMeta) Reset() {
@@ -125,13 +176,6 @@ func (x *JournalMeta) GetPreviousJournalId() string {
 		return x.PreviousJournalId
 	}
 	return ""
-}
-
-func (x *JournalMeta) GetClockHighWater() *timestamppb.Timestamp {
-	if x != nil {
-		return x.ClockHighWater
-	}
-	return nil
 }
 
 // JournalMark is the high-water mark beside the state file: it tells a state
@@ -271,7 +315,7 @@ type TaskRecord struct {
 	Reason string `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The same in words.
 	Message string `protobuf:"bytes,11,opt,name=message,proto3" json:"message,omitempty"`
-	// The serialised plan; unset until there is one.
+	// The plan in canonical serialisation; unset until there is one.
 	Plan []byte `protobuf:"bytes,12,opt,name=plan,proto3" json:"plan,omitempty"`
 	// SHA-256 over it.
 	PlanDigest []byte `protobuf:"bytes,13,opt,name=plan_digest,json=planDigest,proto3" json:"plan_digest,omitempty"`
@@ -297,8 +341,8 @@ type TaskRecord struct {
 	FinalVerifyBegun bool `protobuf:"varint,23,opt,name=final_verify_begun,json=finalVerifyBegun,proto3" json:"final_verify_begun,omitempty"`
 	// Whether the server has its last event.
 	Acknowledged bool `protobuf:"varint,24,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
-	// "task", or "reconcile" for a restore of an intent.
-	Origin string `protobuf:"bytes,25,opt,name=origin,proto3" json:"origin,omitempty"`
+	// What caused it.
+	Origin TaskOrigin `protobuf:"varint,25,opt,name=origin,proto3,enum=millwright.agent.v1.TaskOrigin" json:"origin,omitempty"`
 	// CLOCK_BOOTTIME when its first step began, carried over into the boot that
 	// boot_id names: before that boot it is negative.
 	StartBootTime *durationpb.Duration `protobuf:"bytes,26,opt,name=start_boot_time,json=startBootTime,proto3" json:"start_boot_time,omitempty"`
@@ -506,11 +550,11 @@ func (x *TaskRecord) GetAcknowledged() bool {
 	return false
 }
 
-func (x *TaskRecord) GetOrigin() string {
+func (x *TaskRecord) GetOrigin() TaskOrigin {
 	if x != nil {
 		return x.Origin
 	}
-	return ""
+	return TaskOrigin_TASK_ORIGIN_UNSPECIFIED
 }
 
 func (x *TaskRecord) GetStartBootTime() *durationpb.Duration {
@@ -925,7 +969,7 @@ var File_millwright_agent_v1_journal_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\n" +
-	"!millwright/agent/v1/journal.proto\x12\x13millwright.agent.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/step.proto\"\xe6\x02\n" +
+	"!millwright/agent/v1/journal.proto\x12\x13millwright.agent.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/step.proto\"\xa0\x02\n" +
 	"\vJournalMeta\x12\x1d\n" +
 	"\n" +
 	"journal_id\x18\x01 \x01(\tR\tjournalId\x12\x12\n" +
@@ -938,8 +982,7 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"createTime\x12\x1f\n" +
 	"\vinstance_id\x18\x06 \x01(\tR\n" +
 	"instanceId\x12.\n" +
-	"\x13previous_journal_id\x18\a \x01(\tR\x11previousJournalId\x12D\n" +
-	"\x10clock_high_water\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x0eclockHighWater\"\x85\x02\n" +
+	"\x13previous_journal_id\x18\a \x01(\tR\x11previousJournalId\"\x85\x02\n" +
 	"\vJournalMark\x12\x18\n" +
 	"\acounter\x18\x01 \x01(\x04R\acounter\x12\x1d\n" +
 	"\n" +
@@ -951,7 +994,7 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\a \x01(\x04R\n" +
 	"generation\x12\x1c\n" +
-	"\tcondemned\x18\b \x01(\bR\tcondemned\"\xe4\b\n" +
+	"\tcondemned\x18\b \x01(\bR\tcondemned\"\x85\t\n" +
 	"\n" +
 	"TaskRecord\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1b\n" +
@@ -983,8 +1026,8 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\rcancel_reason\x18\x15 \x01(\tR\fcancelReason\x12\x16\n" +
 	"\x06events\x18\x16 \x01(\rR\x06events\x12,\n" +
 	"\x12final_verify_begun\x18\x17 \x01(\bR\x10finalVerifyBegun\x12\"\n" +
-	"\facknowledged\x18\x18 \x01(\bR\facknowledged\x12\x16\n" +
-	"\x06origin\x18\x19 \x01(\tR\x06origin\x12A\n" +
+	"\facknowledged\x18\x18 \x01(\bR\facknowledged\x127\n" +
+	"\x06origin\x18\x19 \x01(\x0e2\x1f.millwright.agent.v1.TaskOriginR\x06origin\x12A\n" +
 	"\x0fstart_boot_time\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\rstartBootTime\x12\x1f\n" +
 	"\vasserted_by\x18\x1b \x01(\tR\n" +
 	"assertedBy\"\xe6\x02\n" +
@@ -1025,7 +1068,12 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"start_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12<\n" +
 	"\aoutcome\x18\a \x01(\v2\".millwright.task.v1.CommandOutcomeR\aoutcome\x12\x1f\n" +
 	"\vstart_error\x18\b \x01(\tR\n" +
-	"startErrorB@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
+	"startError*^\n" +
+	"\n" +
+	"TaskOrigin\x12\x1b\n" +
+	"\x17TASK_ORIGIN_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14TASK_ORIGIN_ASSIGNED\x10\x01\x12\x19\n" +
+	"\x15TASK_ORIGIN_RECONCILE\x10\x02B@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
 
 var (
 	file_millwright_agent_v1_journal_proto_rawDescOnce sync.Once
@@ -1039,53 +1087,55 @@ func file_millwright_agent_v1_journal_proto_rawDescGZIP() []byte {
 	return file_millwright_agent_v1_journal_proto_rawDescData
 }
 
+var file_millwright_agent_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_millwright_agent_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_millwright_agent_v1_journal_proto_goTypes = []any{
-	(*JournalMeta)(nil),           // 0: millwright.agent.v1.JournalMeta
-	(*JournalMark)(nil),           // 1: millwright.agent.v1.JournalMark
-	(*TaskRecord)(nil),            // 2: millwright.agent.v1.TaskRecord
-	(*StepRecord)(nil),            // 3: millwright.agent.v1.StepRecord
-	(*SeenRecord)(nil),            // 4: millwright.agent.v1.SeenRecord
-	(*IntentRecord)(nil),          // 5: millwright.agent.v1.IntentRecord
-	(*CommandRecord)(nil),         // 6: millwright.agent.v1.CommandRecord
-	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
-	(*v1.Envelope)(nil),           // 8: millwright.task.v1.Envelope
-	(*v1.SignedLeaf)(nil),         // 9: millwright.task.v1.SignedLeaf
-	(*v1.Authorizer)(nil),         // 10: millwright.task.v1.Authorizer
-	(v1.TaskState)(0),             // 11: millwright.task.v1.TaskState
-	(v1.UndoState)(0),             // 12: millwright.task.v1.UndoState
-	(*anypb.Any)(nil),             // 13: google.protobuf.Any
-	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
-	(v1.StepPhase)(0),             // 15: millwright.task.v1.StepPhase
-	(*v1.CommandOutcome)(nil),     // 16: millwright.task.v1.CommandOutcome
-	(v1.IntentState)(0),           // 17: millwright.task.v1.IntentState
+	(TaskOrigin)(0),               // 0: millwright.agent.v1.TaskOrigin
+	(*JournalMeta)(nil),           // 1: millwright.agent.v1.JournalMeta
+	(*JournalMark)(nil),           // 2: millwright.agent.v1.JournalMark
+	(*TaskRecord)(nil),            // 3: millwright.agent.v1.TaskRecord
+	(*StepRecord)(nil),            // 4: millwright.agent.v1.StepRecord
+	(*SeenRecord)(nil),            // 5: millwright.agent.v1.SeenRecord
+	(*IntentRecord)(nil),          // 6: millwright.agent.v1.IntentRecord
+	(*CommandRecord)(nil),         // 7: millwright.agent.v1.CommandRecord
+	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
+	(*v1.Envelope)(nil),           // 9: millwright.task.v1.Envelope
+	(*v1.SignedLeaf)(nil),         // 10: millwright.task.v1.SignedLeaf
+	(*v1.Authorizer)(nil),         // 11: millwright.task.v1.Authorizer
+	(v1.TaskState)(0),             // 12: millwright.task.v1.TaskState
+	(v1.UndoState)(0),             // 13: millwright.task.v1.UndoState
+	(*anypb.Any)(nil),             // 14: google.protobuf.Any
+	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
+	(v1.StepPhase)(0),             // 16: millwright.task.v1.StepPhase
+	(*v1.CommandOutcome)(nil),     // 17: millwright.task.v1.CommandOutcome
+	(v1.IntentState)(0),           // 18: millwright.task.v1.IntentState
 }
 var file_millwright_agent_v1_journal_proto_depIdxs = []int32{
-	7,  // 0: millwright.agent.v1.JournalMeta.floor:type_name -> google.protobuf.Timestamp
-	7,  // 1: millwright.agent.v1.JournalMeta.create_time:type_name -> google.protobuf.Timestamp
-	7,  // 2: millwright.agent.v1.JournalMeta.clock_high_water:type_name -> google.protobuf.Timestamp
-	7,  // 3: millwright.agent.v1.JournalMark.wall_time:type_name -> google.protobuf.Timestamp
-	8,  // 4: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
-	9,  // 5: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	10, // 6: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
-	11, // 7: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
-	12, // 8: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
-	13, // 9: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
-	7,  // 10: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
-	7,  // 11: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
-	7,  // 12: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
-	14, // 13: millwright.agent.v1.TaskRecord.start_boot_time:type_name -> google.protobuf.Duration
-	15, // 14: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
-	7,  // 15: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
-	7,  // 16: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
-	16, // 17: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
-	7,  // 18: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
-	9,  // 19: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	8,  // 20: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
-	17, // 21: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
-	7,  // 22: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
-	7,  // 23: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
-	16, // 24: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
+	8,  // 0: millwright.agent.v1.JournalMeta.floor:type_name -> google.protobuf.Timestamp
+	8,  // 1: millwright.agent.v1.JournalMeta.create_time:type_name -> google.protobuf.Timestamp
+	8,  // 2: millwright.agent.v1.JournalMark.wall_time:type_name -> google.protobuf.Timestamp
+	9,  // 3: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
+	10, // 4: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	11, // 5: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
+	12, // 6: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
+	13, // 7: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
+	14, // 8: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
+	8,  // 9: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
+	8,  // 10: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
+	8,  // 11: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
+	0,  // 12: millwright.agent.v1.TaskRecord.origin:type_name -> millwright.agent.v1.TaskOrigin
+	15, // 13: millwright.agent.v1.TaskRecord.start_boot_time:type_name -> google.protobuf.Duration
+	16, // 14: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
+	8,  // 15: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
+	8,  // 16: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
+	17, // 17: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
+	8,  // 18: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
+	10, // 19: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	9,  // 20: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
+	18, // 21: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
+	8,  // 22: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
+	8,  // 23: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
+	17, // 24: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
 	25, // [25:25] is the sub-list for method output_type
 	25, // [25:25] is the sub-list for method input_type
 	25, // [25:25] is the sub-list for extension type_name
@@ -1103,13 +1153,14 @@ func file_millwright_agent_v1_journal_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_journal_proto_rawDesc), len(file_millwright_agent_v1_journal_proto_rawDesc)),
-			NumEnums:      0,
+			NumEnums:      1,
 			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_millwright_agent_v1_journal_proto_goTypes,
 		DependencyIndexes: file_millwright_agent_v1_journal_proto_depIdxs,
+		EnumInfos:         file_millwright_agent_v1_journal_proto_enumTypes,
 		MessageInfos:      file_millwright_agent_v1_journal_proto_msgTypes,
 	}.Build()
 	File_millwright_agent_v1_journal_proto = out.File

@@ -10,6 +10,7 @@ import (
 	v1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -97,8 +98,8 @@ type GetStatusResponse struct {
 	Conditions []*v1.Condition `protobuf:"bytes,16,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// The intents.
 	Intents []*IntentRecord `protobuf:"bytes,17,rep,name=intents,proto3" json:"intents,omitempty"`
-	// The server's clock minus the node's, in milliseconds, when last heard.
-	ClockOffsetMs int64 `protobuf:"varint,18,opt,name=clock_offset_ms,json=clockOffsetMs,proto3" json:"clock_offset_ms,omitempty"`
+	// The node's clock minus the server's, when last heard.
+	ClockOffset   *durationpb.Duration `protobuf:"bytes,18,opt,name=clock_offset,json=clockOffset,proto3" json:"clock_offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -252,11 +253,11 @@ func (x *GetStatusResponse) GetIntents() []*IntentRecord {
 	return nil
 }
 
-func (x *GetStatusResponse) GetClockOffsetMs() int64 {
+func (x *GetStatusResponse) GetClockOffset() *durationpb.Duration {
 	if x != nil {
-		return x.ClockOffsetMs
+		return x.ClockOffset
 	}
-	return 0
+	return nil
 }
 
 // ListJournalRequest says which tasks.
@@ -372,11 +373,11 @@ func (x *ListJournalResponse) GetTasks() []*JournalTask {
 // JournalTask is one task of the journal.
 type JournalTask struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The record, without envelope and proof.
+	// The record, without envelope, leaf and plan.
 	Record *TaskRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
-	// The node's name, kind and mode as the leaf says.
+	// The kind, as the leaf says.
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	// The steps.
+	// The steps, when the request named the task.
 	Steps         []*JournalStep `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -493,8 +494,8 @@ type ResolveTaskRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The task.
 	TaskId string `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
-	// How.
-	As string `protobuf:"bytes,2,opt,name=as,proto3" json:"as,omitempty"`
+	// How: accept or abandon.
+	As v1.ResolveAs `protobuf:"varint,2,opt,name=as,proto3,enum=millwright.task.v1.ResolveAs" json:"as,omitempty"`
 	// Why, in words.
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -538,11 +539,11 @@ func (x *ResolveTaskRequest) GetTaskId() string {
 	return ""
 }
 
-func (x *ResolveTaskRequest) GetAs() string {
+func (x *ResolveTaskRequest) GetAs() v1.ResolveAs {
 	if x != nil {
 		return x.As
 	}
-	return ""
+	return v1.ResolveAs(0)
 }
 
 func (x *ResolveTaskRequest) GetReason() string {
@@ -602,8 +603,8 @@ var File_millwright_agent_v1_local_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\n" +
-	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/agent/v1/journal.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xd6\x05\n" +
+	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/agent/v1/journal.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a millwright/task/v1/resolve.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
+	"\x10GetStatusRequest\"\xec\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -626,8 +627,8 @@ const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\n" +
 	"conditions\x18\x10 \x03(\v2\x1d.millwright.task.v1.ConditionR\n" +
 	"conditions\x12;\n" +
-	"\aintents\x18\x11 \x03(\v2!.millwright.agent.v1.IntentRecordR\aintents\x12&\n" +
-	"\x0fclock_offset_ms\x18\x12 \x01(\x03R\rclockOffsetMs\"l\n" +
+	"\aintents\x18\x11 \x03(\v2!.millwright.agent.v1.IntentRecordR\aintents\x12<\n" +
+	"\fclock_offset\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vclockOffset\"l\n" +
 	"\x12ListJournalRequest\x12'\n" +
 	"\x0funfinished_only\x18\x01 \x01(\bR\x0eunfinishedOnly\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x17\n" +
@@ -640,10 +641,10 @@ const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\x05steps\x18\x03 \x03(\v2 .millwright.agent.v1.JournalStepR\x05steps\"\x83\x01\n" +
 	"\vJournalStep\x129\n" +
 	"\aplanned\x18\x01 \x01(\v2\x1f.millwright.task.v1.PlannedStepR\aplanned\x129\n" +
-	"\aoutcome\x18\x02 \x01(\v2\x1f.millwright.task.v1.StepOutcomeR\aoutcome\"U\n" +
+	"\aoutcome\x18\x02 \x01(\v2\x1f.millwright.task.v1.StepOutcomeR\aoutcome\"t\n" +
 	"\x12ResolveTaskRequest\x12\x17\n" +
-	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x0e\n" +
-	"\x02as\x18\x02 \x01(\tR\x02as\x12\x16\n" +
+	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12-\n" +
+	"\x02as\x18\x02 \x01(\x0e2\x1d.millwright.task.v1.ResolveAsR\x02as\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"J\n" +
 	"\x13ResolveTaskResponse\x123\n" +
 	"\x05state\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.TaskStateR\x05state2\xae\x02\n" +
@@ -677,33 +678,37 @@ var file_millwright_agent_v1_local_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
 	(*v1.Condition)(nil),          // 9: millwright.task.v1.Condition
 	(*IntentRecord)(nil),          // 10: millwright.agent.v1.IntentRecord
-	(*TaskRecord)(nil),            // 11: millwright.agent.v1.TaskRecord
-	(*v1.PlannedStep)(nil),        // 12: millwright.task.v1.PlannedStep
-	(*v1.StepOutcome)(nil),        // 13: millwright.task.v1.StepOutcome
-	(v1.TaskState)(0),             // 14: millwright.task.v1.TaskState
+	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
+	(*TaskRecord)(nil),            // 12: millwright.agent.v1.TaskRecord
+	(*v1.PlannedStep)(nil),        // 13: millwright.task.v1.PlannedStep
+	(*v1.StepOutcome)(nil),        // 14: millwright.task.v1.StepOutcome
+	(v1.ResolveAs)(0),             // 15: millwright.task.v1.ResolveAs
+	(v1.TaskState)(0),             // 16: millwright.task.v1.TaskState
 }
 var file_millwright_agent_v1_local_proto_depIdxs = []int32{
 	8,  // 0: millwright.agent.v1.GetStatusResponse.svid_not_after:type_name -> google.protobuf.Timestamp
 	8,  // 1: millwright.agent.v1.GetStatusResponse.floor:type_name -> google.protobuf.Timestamp
 	9,  // 2: millwright.agent.v1.GetStatusResponse.conditions:type_name -> millwright.task.v1.Condition
 	10, // 3: millwright.agent.v1.GetStatusResponse.intents:type_name -> millwright.agent.v1.IntentRecord
-	4,  // 4: millwright.agent.v1.ListJournalResponse.tasks:type_name -> millwright.agent.v1.JournalTask
-	11, // 5: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
-	5,  // 6: millwright.agent.v1.JournalTask.steps:type_name -> millwright.agent.v1.JournalStep
-	12, // 7: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
-	13, // 8: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
-	14, // 9: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
-	0,  // 10: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
-	2,  // 11: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
-	6,  // 12: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
-	1,  // 13: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
-	3,  // 14: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
-	7,  // 15: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
-	13, // [13:16] is the sub-list for method output_type
-	10, // [10:13] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	11, // 4: millwright.agent.v1.GetStatusResponse.clock_offset:type_name -> google.protobuf.Duration
+	4,  // 5: millwright.agent.v1.ListJournalResponse.tasks:type_name -> millwright.agent.v1.JournalTask
+	12, // 6: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
+	5,  // 7: millwright.agent.v1.JournalTask.steps:type_name -> millwright.agent.v1.JournalStep
+	13, // 8: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
+	14, // 9: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
+	15, // 10: millwright.agent.v1.ResolveTaskRequest.as:type_name -> millwright.task.v1.ResolveAs
+	16, // 11: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
+	0,  // 12: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
+	2,  // 13: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
+	6,  // 14: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
+	1,  // 15: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
+	3,  // 16: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
+	7,  // 17: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
+	15, // [15:18] is the sub-list for method output_type
+	12, // [12:15] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_local_proto_init() }

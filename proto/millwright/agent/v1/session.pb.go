@@ -442,9 +442,9 @@ func (*SessionResponse_OutputWanted) isSessionResponse_Message() {}
 // Hello opens a session.
 type Hello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lowest and the highest revision of this protocol that the node speaks.
+	// The lowest revision of this protocol that the node speaks.
 	MinProtocol uint32 `protobuf:"varint,1,opt,name=min_protocol,json=minProtocol,proto3" json:"min_protocol,omitempty"`
-	// The highest.
+	// The highest revision of it that the node speaks.
 	MaxProtocol uint32 `protobuf:"varint,2,opt,name=max_protocol,json=maxProtocol,proto3" json:"max_protocol,omitempty"`
 	// The node's boot id.
 	BootId string `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
@@ -744,7 +744,7 @@ type NodeFacts struct {
 	Kernel string `protobuf:"bytes,4,opt,name=kernel,proto3" json:"kernel,omitempty"`
 	// Labels set on the node, sorted by key.
 	Labels []*v1.Label `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty"`
-	// The node's state: OK, POLICY_INVALID, DISK_FULL, SAFE_MODE, ...
+	// What is wrong with the node, or not.
 	Conditions    []*v1.Condition `protobuf:"bytes,6,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -929,7 +929,8 @@ type Heartbeat struct {
 	WallTime *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=wall_time,json=wallTime,proto3" json:"wall_time,omitempty"`
 	// The last frame of its journal.
 	LastSeq uint64 `protobuf:"varint,2,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
-	// Conditions of the node that have changed; all of them when any has.
+	// All conditions of the node, when any has changed since they were last
+	// given.
 	Conditions []*v1.Condition `protobuf:"bytes,3,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// Whether the conditions are given.
 	HasConditions bool `protobuf:"varint,4,opt,name=has_conditions,json=hasConditions,proto3" json:"has_conditions,omitempty"`
@@ -1331,8 +1332,8 @@ func (x *Accepted) GetKnown() bool {
 // Deferred says when to try again.
 type Deferred struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A code: POLICY_INVALID, TRUST_ROOT_BEHIND, DISK_FULL, SAFE_MODE, NO_CREDIT,
-	// CLOCK_UNTRUSTED, OUTBOX_FULL.
+	// A code, such as POLICY_INVALID, TRUST_ROOT_BEHIND, DISK_FULL, NO_CREDIT,
+	// CLOCK_UNTRUSTED or OUTBOX_FULL.
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The same in words, with the way out.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
@@ -1396,9 +1397,9 @@ func (x *Deferred) GetRetryAfter() *durationpb.Duration {
 // Refused says why.
 type Refused struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A code: SIGNATURE_INVALID, WRONG_CLUSTER, WRONG_NODE, PROOF_INVALID,
-	// BELOW_FLOOR, WINDOW_PASSED, POLICY_DENIED, UNKNOWN_KIND, SPEC_INVALID,
-	// IMPACT_NOT_ALLOWED, ID_REUSED, MALFORMED.
+	// A code, such as SIGNATURE_INVALID, WRONG_CLUSTER, WRONG_NODE,
+	// PROOF_INVALID, BELOW_FLOOR, WINDOW_PASSED, POLICY_DENIED, UNKNOWN_KIND,
+	// SPEC_INVALID, IMPACT_NOT_ALLOWED, ID_REUSED or MALFORMED.
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The same in words: the rule, and the way out.
 	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
@@ -1625,7 +1626,9 @@ func (x *ResendRequest) GetFromSeq() uint64 {
 	return 0
 }
 
-// CancelRequest asks the node to stop a task at the next step's edge.
+// CancelRequest asks the node to stop a task, at the next step's edge or by
+// stopping its command, and to undo what it did. It is lost once the final
+// check has begun.
 type CancelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The task.

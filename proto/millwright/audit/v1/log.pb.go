@@ -1315,7 +1315,7 @@ type JoinDenied struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The node's name, when the token was known.
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// A code: UNKNOWN, EXPIRED, USED.
+	// A code: UNKNOWN, EXPIRED, USED, VOID.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// How many of them this entry stands for.
 	Count         uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`

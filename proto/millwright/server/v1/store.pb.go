@@ -273,7 +273,10 @@ type NodeRow struct {
 	// What it says is true of it.
 	Reported []*v1.Condition `protobuf:"bytes,17,rep,name=reported,proto3" json:"reported,omitempty"`
 	// What the server found to be true of it.
-	Found         []*v1.Condition `protobuf:"bytes,18,rep,name=found,proto3" json:"found,omitempty"`
+	Found []*v1.Condition `protobuf:"bytes,18,rep,name=found,proto3" json:"found,omitempty"`
+	// The log index of its last eviction; 0 for none. A join token made before
+	// it is void.
+	EvictIndex    uint64 `protobuf:"varint,19,opt,name=evict_index,json=evictIndex,proto3" json:"evict_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -432,6 +435,13 @@ func (x *NodeRow) GetFound() []*v1.Condition {
 		return x.Found
 	}
 	return nil
+}
+
+func (x *NodeRow) GetEvictIndex() uint64 {
+	if x != nil {
+		return x.EvictIndex
+	}
+	return 0
 }
 
 // JournalRow is how far the server has a node's journal.
@@ -601,7 +611,9 @@ type TokenRow struct {
 	// SHA-256 over the public key that has used it; empty until then.
 	KeySha256 []byte `protobuf:"bytes,4,opt,name=key_sha256,json=keySha256,proto3" json:"key_sha256,omitempty"`
 	// The enrolment generation that it gave.
-	Generation    uint64 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
+	Generation uint64 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
+	// The log index of its making.
+	CreateIndex   uint64 `protobuf:"varint,6,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -667,6 +679,13 @@ func (x *TokenRow) GetKeySha256() []byte {
 func (x *TokenRow) GetGeneration() uint64 {
 	if x != nil {
 		return x.Generation
+	}
+	return 0
+}
+
+func (x *TokenRow) GetCreateIndex() uint64 {
+	if x != nil {
+		return x.CreateIndex
 	}
 	return 0
 }
@@ -765,7 +784,7 @@ const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"retry_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tretryTime\x12\x1b\n" +
 	"\tcancel_by\x18\t \x01(\tR\bcancelBy\x12#\n" +
 	"\rcancel_reason\x18\n" +
-	" \x01(\tR\fcancelReason\"\xf0\x05\n" +
+	" \x01(\tR\fcancelReason\"\x91\x06\n" +
 	"\aNodeRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -790,7 +809,9 @@ const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"\x12trust_root_version\x18\x0f \x01(\x04R\x10trustRootVersion\x12@\n" +
 	"\x0esvid_not_after\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\fsvidNotAfter\x129\n" +
 	"\breported\x18\x11 \x03(\v2\x1d.millwright.task.v1.ConditionR\breported\x123\n" +
-	"\x05found\x18\x12 \x03(\v2\x1d.millwright.task.v1.ConditionR\x05found\"\xb3\x01\n" +
+	"\x05found\x18\x12 \x03(\v2\x1d.millwright.task.v1.ConditionR\x05found\x12\x1f\n" +
+	"\vevict_index\x18\x13 \x01(\x04R\n" +
+	"evictIndex\"\xb3\x01\n" +
 	"\n" +
 	"JournalRow\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
@@ -808,7 +829,7 @@ const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"\x06caller\x18\x01 \x01(\tR\x06caller\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x19\n" +
-	"\btask_ids\x18\x03 \x03(\tR\ataskIds\"\xbd\x01\n" +
+	"\btask_ids\x18\x03 \x03(\tR\ataskIds\"\xe0\x01\n" +
 	"\bTokenRow\x12!\n" +
 	"\ftoken_sha256\x18\x01 \x01(\fR\vtokenSha256\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12;\n" +
@@ -818,7 +839,8 @@ const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"key_sha256\x18\x04 \x01(\fR\tkeySha256\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x05 \x01(\x04R\n" +
-	"generation\"u\n" +
+	"generation\x12!\n" +
+	"\fcreate_index\x18\x06 \x01(\x04R\vcreateIndex\"u\n" +
 	"\aSeenRow\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12&\n" +

@@ -139,7 +139,8 @@ func (Impact) EnumDescriptor() ([]byte, []int) {
 
 // Envelope is a DSSE envelope: the signatures cover the payload type and the
 // exact payload bytes by DSSE's pre-authentication encoding. A verifier checks
-// the bytes first and decodes those same bytes afterwards.
+// the bytes first and decodes those same bytes afterwards. Its name is the
+// SHA-256 of the payload: signatures may be added to it later.
 type Envelope struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The media type of the payload, for example
@@ -147,8 +148,8 @@ type Envelope struct {
 	PayloadType string `protobuf:"bytes,1,opt,name=payload_type,json=payloadType,proto3" json:"payload_type,omitempty"`
 	// The signed bytes, as the signer made them.
 	Payload []byte `protobuf:"bytes,2,opt,name=payload,proto3" json:"payload,omitempty"`
-	// One or more signatures. Every one of them must verify, and no key may
-	// appear twice.
+	// One to 16 signatures, in any order. Every one of them must verify, and no
+	// key may appear twice.
 	Signatures    []*Signature `protobuf:"bytes,3,rep,name=signatures,proto3" json:"signatures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -208,7 +209,7 @@ func (x *Envelope) GetSignatures() []*Signature {
 // Signature is one key's signature over an envelope.
 type Signature struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The id of the key, as the trust root names it.
+	// The id of the key, as TrustKey.id has it.
 	KeyId string `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	// The signature bytes; 64 bytes for Ed25519.
 	Signature     []byte `protobuf:"bytes,2,opt,name=signature,proto3" json:"signature,omitempty"`
@@ -267,16 +268,17 @@ type TaskSet struct {
 	// The cluster the set is for: SHA-256 over the payload of the trust root's
 	// genesis. 32 bytes.
 	Cluster []byte `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"`
-	// The newest trust-root version that the signer knew. A node with an older
-	// one defers.
+	// The newest trust-root version that the signer knew, at least 1. A node
+	// with an older one defers.
 	TrustRootVersion uint64 `protobuf:"varint,2,opt,name=trust_root_version,json=trustRootVersion,proto3" json:"trust_root_version,omitempty"`
 	// When the set was signed, by the signer's clock.
 	IssuedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
-	// No leaf starts before this time.
+	// No leaf starts before this time. It must be before not_after.
 	NotBefore *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=not_before,json=notBefore,proto3" json:"not_before,omitempty"`
-	// No leaf starts at or after this time; at most seven days after issued_at.
+	// No leaf starts at or after this time; later than issued_at, and by at most
+	// seven days.
 	NotAfter *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
-	// The number of leaves, at least 1.
+	// The number of leaves, 1 to 1,000,000.
 	Size uint64 `protobuf:"varint,6,opt,name=size,proto3" json:"size,omitempty"`
 	// The RFC 6962 Merkle tree hash over the exact bytes of the leaves. 32 bytes.
 	Root          []byte `protobuf:"bytes,7,opt,name=root,proto3" json:"root,omitempty"`
@@ -380,23 +382,26 @@ type TaskLeaf struct {
 	Revision uint32 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
 	// The serialised spec message of the kind.
 	Spec []byte `protobuf:"bytes,6,opt,name=spec,proto3" json:"spec,omitempty"`
-	// The disturbances that the signer allows; a plan that needs another one is
-	// refused.
+	// The disturbances that the signer allows, sorted by number, each once; a
+	// plan that needs another one is refused.
 	AllowedImpact []Impact `protobuf:"varint,7,rep,packed,name=allowed_impact,json=allowedImpact,proto3,enum=millwright.task.v1.Impact" json:"allowed_impact,omitempty"`
-	// How long the task may run once it was started. Unset: the kind's default.
+	// How long the task may run once it was started, at most 30 days. Unset: the
+	// kind's default.
 	Deadline *durationpb.Duration `protobuf:"bytes,8,opt,name=deadline,proto3" json:"deadline,omitempty"`
-	// When set, the SHA-256 of the plan that was approved: another plan is
-	// refused as PLAN_DRIFTED.
+	// When set, the digest of the plan that was approved: another plan is
+	// refused as PLAN_DRIFTED. Only with MODE_EXECUTE.
 	PlanDigest []byte `protobuf:"bytes,9,opt,name=plan_digest,json=planDigest,proto3" json:"plan_digest,omitempty"`
-	// The id of the task that this one tries again.
+	// The id of the task that this one tries again; empty for none.
 	RetryOf string `protobuf:"bytes,10,opt,name=retry_of,json=retryOf,proto3" json:"retry_of,omitempty"`
-	// The project that the task belongs to.
+	// The project that the task belongs to: lower-case letters, digits, - and . ;
+	// at most 63 bytes; empty for none.
 	Project string `protobuf:"bytes,11,opt,name=project,proto3" json:"project,omitempty"`
-	// Labels, sorted by key, each key once.
+	// Labels, sorted by key, each key once; at most 64.
 	Labels []*Label `protobuf:"bytes,12,rep,name=labels,proto3" json:"labels,omitempty"`
 	// On whose behalf the task runs, when a controller made it.
 	Cause *Cause `protobuf:"bytes,13,opt,name=cause,proto3" json:"cause,omitempty"`
-	// One digest for each secret that the spec refers to, sorted by reference.
+	// One digest for each secret that the spec refers to, sorted by reference,
+	// each once; at most 64.
 	SecretDigests []*SecretDigest `protobuf:"bytes,14,rep,name=secret_digests,json=secretDigests,proto3" json:"secret_digests,omitempty"`
 	// Why a person asked for it; free text, at most 1 KiB.
 	Reason        string `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -599,9 +604,10 @@ type Cause struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The resource, for example slurm/cluster-a/node/gpu-017.
 	Resource string `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
-	// The generation of the resource that the controller acted upon.
+	// The generation of the resource that the controller acted upon; not
+	// negative.
 	Generation int64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	// The controller's own fencing epoch.
+	// The controller's own fencing epoch; not negative.
 	Epoch int64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Correlates the tasks and log lines of one decision.
 	CorrelationId string `protobuf:"bytes,4,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
@@ -668,13 +674,14 @@ func (x *Cause) GetCorrelationId() string {
 }
 
 // SecretDigest binds a secret's value to the signature without revealing it.
+// A value that can be guessed can be confirmed by it.
 type SecretDigest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The reference that the spec uses.
 	Reference string `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
 	// 16 random bytes.
 	Salt []byte `protobuf:"bytes,2,opt,name=salt,proto3" json:"salt,omitempty"`
-	// SHA-256 over salt and value.
+	// SHA-256 over the salt followed by the value.
 	Sha256        []byte `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

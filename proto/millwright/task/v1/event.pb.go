@@ -383,16 +383,17 @@ func (IntentState) EnumDescriptor() ([]byte, []int) {
 
 // Event is one numbered fact from a node. Its serialised bytes, the frame, are
 // made once and then stored, hashed and sent as they are; frames of a journal
-// form a chain by prev_hash.
+// form a chain by prev_hash. Fields 7 to 9 are left for more of the header.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The journal that numbers it: a UUID made when the journal was created.
 	JournalId string `protobuf:"bytes,1,opt,name=journal_id,json=journalId,proto3" json:"journal_id,omitempty"`
 	// From 1, without gaps.
 	Seq uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
-	// SHA-256 over the previous frame. Of the first: SHA-256 over the node's
-	// name, a zero byte, its enrolment generation in decimal, a zero byte, and
-	// the id of the journal before (empty when there was none).
+	// SHA-256 over the previous frame. Of the first, which is a JournalOpened:
+	// SHA-256 over the node's name, a zero byte, its enrolment generation in
+	// decimal digits, a zero byte, and the id of the journal before (empty when
+	// there was none), the last two as the JournalOpened says them.
 	PrevHash []byte `protobuf:"bytes,3,opt,name=prev_hash,json=prevHash,proto3" json:"prev_hash,omitempty"`
 	// The kernel's boot id at the time.
 	BootId string `protobuf:"bytes,4,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
@@ -850,8 +851,8 @@ type Authorizer struct {
 	KeyId string `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
 	// The name of its holder.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// "operator" or "controller".
-	Role          string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	// The role that it counts for: operator for a key that has both.
+	Role          KeyRole `protobuf:"varint,3,opt,name=role,proto3,enum=millwright.task.v1.KeyRole" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -900,11 +901,11 @@ func (x *Authorizer) GetName() string {
 	return ""
 }
 
-func (x *Authorizer) GetRole() string {
+func (x *Authorizer) GetRole() KeyRole {
 	if x != nil {
 		return x.Role
 	}
-	return ""
+	return KeyRole_KEY_ROLE_UNSPECIFIED
 }
 
 // TaskWaiting says what an accepted task waits for.
@@ -978,7 +979,7 @@ type TaskPlanned struct {
 	TaskId string `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
 	// The plan.
 	Plan *Plan `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
-	// SHA-256 over its deterministic serialisation.
+	// The plan's digest.
 	PlanDigest    []byte `protobuf:"bytes,3,opt,name=plan_digest,json=planDigest,proto3" json:"plan_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1391,7 +1392,7 @@ type TaskFinished struct {
 	Result *anypb.Any `protobuf:"bytes,6,opt,name=result,proto3" json:"result,omitempty"`
 	// All steps, in order.
 	Steps []*StepOutcome `protobuf:"bytes,7,rep,name=steps,proto3" json:"steps,omitempty"`
-	// SHA-256 over the plan, when there was one.
+	// The plan's digest, when there was one.
 	PlanDigest []byte `protobuf:"bytes,8,opt,name=plan_digest,json=planDigest,proto3" json:"plan_digest,omitempty"`
 	// Who asserted the outcome, when it was a person who did.
 	AssertedBy    string `protobuf:"bytes,9,opt,name=asserted_by,json=assertedBy,proto3" json:"asserted_by,omitempty"`
@@ -1642,7 +1643,7 @@ var File_millwright_task_v1_event_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_event_proto_rawDesc = "" +
 	"\n" +
-	"\x1emillwright/task/v1/event.proto\x12\x12millwright.task.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a\x1dmillwright/task/v1/step.proto\"\xa7\a\n" +
+	"\x1emillwright/task/v1/event.proto\x12\x12millwright.task.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a\x1dmillwright/task/v1/step.proto\x1a\x1emillwright/task/v1/trust.proto\"\xa7\a\n" +
 	"\x05Event\x12\x1d\n" +
 	"\n" +
 	"journal_id\x18\x01 \x01(\tR\tjournalId\x12\x10\n" +
@@ -1679,12 +1680,12 @@ const file_millwright_task_v1_event_proto_rawDesc = "" +
 	"\vsigned_leaf\x18\x04 \x01(\v2\x1e.millwright.task.v1.SignedLeafR\n" +
 	"signedLeaf\x12,\n" +
 	"\x12trust_root_version\x18\x05 \x01(\x04R\x10trustRootVersion\x12C\n" +
-	"\rauthorized_by\x18\x06 \x03(\v2\x1e.millwright.task.v1.AuthorizerR\fauthorizedBy\"K\n" +
+	"\rauthorized_by\x18\x06 \x03(\v2\x1e.millwright.task.v1.AuthorizerR\fauthorizedBy\"h\n" +
 	"\n" +
 	"Authorizer\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
-	"\x04role\x18\x03 \x01(\tR\x04role\"X\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12/\n" +
+	"\x04role\x18\x03 \x01(\x0e2\x1b.millwright.task.v1.KeyRoleR\x04role\"X\n" +
 	"\vTaskWaiting\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -1822,9 +1823,10 @@ var file_millwright_task_v1_event_proto_goTypes = []any{
 	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
 	(*Envelope)(nil),              // 21: millwright.task.v1.Envelope
 	(*SignedLeaf)(nil),            // 22: millwright.task.v1.SignedLeaf
-	(*Plan)(nil),                  // 23: millwright.task.v1.Plan
-	(*CommandOutcome)(nil),        // 24: millwright.task.v1.CommandOutcome
-	(*anypb.Any)(nil),             // 25: google.protobuf.Any
+	(KeyRole)(0),                  // 23: millwright.task.v1.KeyRole
+	(*Plan)(nil),                  // 24: millwright.task.v1.Plan
+	(*CommandOutcome)(nil),        // 25: millwright.task.v1.CommandOutcome
+	(*anypb.Any)(nil),             // 26: google.protobuf.Any
 }
 var file_millwright_task_v1_event_proto_depIdxs = []int32{
 	19, // 0: millwright.task.v1.Event.wall_time:type_name -> google.protobuf.Timestamp
@@ -1845,23 +1847,24 @@ var file_millwright_task_v1_event_proto_depIdxs = []int32{
 	21, // 15: millwright.task.v1.TaskAccepted.envelope:type_name -> millwright.task.v1.Envelope
 	22, // 16: millwright.task.v1.TaskAccepted.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
 	8,  // 17: millwright.task.v1.TaskAccepted.authorized_by:type_name -> millwright.task.v1.Authorizer
-	23, // 18: millwright.task.v1.TaskPlanned.plan:type_name -> millwright.task.v1.Plan
-	14, // 19: millwright.task.v1.StepEnded.outcome:type_name -> millwright.task.v1.StepOutcome
-	1,  // 20: millwright.task.v1.StepOutcome.phase:type_name -> millwright.task.v1.StepPhase
-	19, // 21: millwright.task.v1.StepOutcome.start_time:type_name -> google.protobuf.Timestamp
-	19, // 22: millwright.task.v1.StepOutcome.end_time:type_name -> google.protobuf.Timestamp
-	24, // 23: millwright.task.v1.StepOutcome.command:type_name -> millwright.task.v1.CommandOutcome
-	3,  // 24: millwright.task.v1.TaskFinished.state:type_name -> millwright.task.v1.TaskState
-	2,  // 25: millwright.task.v1.TaskFinished.undo:type_name -> millwright.task.v1.UndoState
-	25, // 26: millwright.task.v1.TaskFinished.result:type_name -> google.protobuf.Any
-	14, // 27: millwright.task.v1.TaskFinished.steps:type_name -> millwright.task.v1.StepOutcome
-	14, // 28: millwright.task.v1.TaskHeld.steps:type_name -> millwright.task.v1.StepOutcome
-	4,  // 29: millwright.task.v1.IntentChanged.state:type_name -> millwright.task.v1.IntentState
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	23, // 18: millwright.task.v1.Authorizer.role:type_name -> millwright.task.v1.KeyRole
+	24, // 19: millwright.task.v1.TaskPlanned.plan:type_name -> millwright.task.v1.Plan
+	14, // 20: millwright.task.v1.StepEnded.outcome:type_name -> millwright.task.v1.StepOutcome
+	1,  // 21: millwright.task.v1.StepOutcome.phase:type_name -> millwright.task.v1.StepPhase
+	19, // 22: millwright.task.v1.StepOutcome.start_time:type_name -> google.protobuf.Timestamp
+	19, // 23: millwright.task.v1.StepOutcome.end_time:type_name -> google.protobuf.Timestamp
+	25, // 24: millwright.task.v1.StepOutcome.command:type_name -> millwright.task.v1.CommandOutcome
+	3,  // 25: millwright.task.v1.TaskFinished.state:type_name -> millwright.task.v1.TaskState
+	2,  // 26: millwright.task.v1.TaskFinished.undo:type_name -> millwright.task.v1.UndoState
+	26, // 27: millwright.task.v1.TaskFinished.result:type_name -> google.protobuf.Any
+	14, // 28: millwright.task.v1.TaskFinished.steps:type_name -> millwright.task.v1.StepOutcome
+	14, // 29: millwright.task.v1.TaskHeld.steps:type_name -> millwright.task.v1.StepOutcome
+	4,  // 30: millwright.task.v1.IntentChanged.state:type_name -> millwright.task.v1.IntentState
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_event_proto_init() }
@@ -1872,6 +1875,7 @@ func file_millwright_task_v1_event_proto_init() {
 	file_millwright_task_v1_envelope_proto_init()
 	file_millwright_task_v1_plan_proto_init()
 	file_millwright_task_v1_step_proto_init()
+	file_millwright_task_v1_trust_proto_init()
 	file_millwright_task_v1_event_proto_msgTypes[0].OneofWrappers = []any{
 		(*Event_JournalOpened)(nil),
 		(*Event_Accepted)(nil),

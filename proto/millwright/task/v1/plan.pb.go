@@ -84,18 +84,18 @@ func (Effect) EnumDescriptor() ([]byte, []int) {
 }
 
 // Plan is the frozen list of steps from a node's present state to a spec.
-// Its digest is the SHA-256 over its deterministic serialisation.
+// Its digest is the SHA-256 over its canonical serialisation (proto/README.md).
 type Plan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The kind that was planned.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	// The revision of the kind's spec.
+	// The newest revision of the kind that the node knew.
 	Revision uint32 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	// In order; empty when there is nothing to do.
 	Steps []*PlannedStep `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
 	// What differs between the node and the spec, named exactly.
 	Differences []*Difference `protobuf:"bytes,4,rep,name=differences,proto3" json:"differences,omitempty"`
-	// The disturbances that carrying it out may cause.
+	// The disturbances that carrying it out may cause; none without steps.
 	Impact        []Impact `protobuf:"varint,5,rep,packed,name=impact,proto3,enum=millwright.task.v1.Impact" json:"impact,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -238,7 +238,7 @@ type PlannedStep struct {
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// The revision of the step's arguments.
 	Revision uint32 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	// The serialised arguments of the step's type.
+	// The arguments of the step's type, in canonical serialisation.
 	Args []byte `protobuf:"bytes,3,opt,name=args,proto3" json:"args,omitempty"`
 	// What may be done when the outcome is unknown.
 	Effect Effect `protobuf:"varint,4,opt,name=effect,proto3,enum=millwright.task.v1.Effect" json:"effect,omitempty"`

@@ -147,8 +147,8 @@ func (x *ResolveSpec) GetAs() ResolveAs {
 // ResolveResult (task.resolve) says how the held task ended.
 type ResolveResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The state that the held task has now, as a name of TaskState.
-	State         string `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
+	// The state that the held task has now.
+	State         TaskState `protobuf:"varint,1,opt,name=state,proto3,enum=millwright.task.v1.TaskState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -183,24 +183,24 @@ func (*ResolveResult) Descriptor() ([]byte, []int) {
 	return file_millwright_task_v1_resolve_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *ResolveResult) GetState() string {
+func (x *ResolveResult) GetState() TaskState {
 	if x != nil {
 		return x.State
 	}
-	return ""
+	return TaskState_TASK_STATE_UNSPECIFIED
 }
 
 var File_millwright_task_v1_resolve_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_resolve_proto_rawDesc = "" +
 	"\n" +
-	" millwright/task/v1/resolve.proto\x12\x12millwright.task.v1\"r\n" +
+	" millwright/task/v1/resolve.proto\x12\x12millwright.task.v1\x1a\x1emillwright/task/v1/event.proto\"r\n" +
 	"\vResolveSpec\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1b\n" +
 	"\tleaf_hash\x18\x02 \x01(\fR\bleafHash\x12-\n" +
-	"\x02as\x18\x03 \x01(\x0e2\x1d.millwright.task.v1.ResolveAsR\x02as\"%\n" +
-	"\rResolveResult\x12\x14\n" +
-	"\x05state\x18\x01 \x01(\tR\x05state*k\n" +
+	"\x02as\x18\x03 \x01(\x0e2\x1d.millwright.task.v1.ResolveAsR\x02as\"D\n" +
+	"\rResolveResult\x123\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.TaskStateR\x05state*k\n" +
 	"\tResolveAs\x12\x1a\n" +
 	"\x16RESOLVE_AS_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fRESOLVE_AS_UNDO\x10\x01\x12\x15\n" +
@@ -225,14 +225,16 @@ var file_millwright_task_v1_resolve_proto_goTypes = []any{
 	(ResolveAs)(0),        // 0: millwright.task.v1.ResolveAs
 	(*ResolveSpec)(nil),   // 1: millwright.task.v1.ResolveSpec
 	(*ResolveResult)(nil), // 2: millwright.task.v1.ResolveResult
+	(TaskState)(0),        // 3: millwright.task.v1.TaskState
 }
 var file_millwright_task_v1_resolve_proto_depIdxs = []int32{
 	0, // 0: millwright.task.v1.ResolveSpec.as:type_name -> millwright.task.v1.ResolveAs
-	1, // [1:1] is the sub-list for method output_type
-	1, // [1:1] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	3, // 1: millwright.task.v1.ResolveResult.state:type_name -> millwright.task.v1.TaskState
+	2, // [2:2] is the sub-list for method output_type
+	2, // [2:2] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_resolve_proto_init() }
@@ -240,6 +242,7 @@ func file_millwright_task_v1_resolve_proto_init() {
 	if File_millwright_task_v1_resolve_proto != nil {
 		return
 	}
+	file_millwright_task_v1_event_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -9,8 +9,6 @@ package taskv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
-	anypb "google.golang.org/protobuf/types/known/anypb"
-	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -277,9 +275,9 @@ type ListTasksRequest struct {
 	States []TaskState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=millwright.task.v1.TaskState" json:"states,omitempty"`
 	// Only of these kinds.
 	Kinds []string `protobuf:"bytes,5,rep,name=kinds,proto3" json:"kinds,omitempty"`
-	// Only created at or after.
+	// Only created at or after this time.
 	CreatedAfter *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_after,json=createdAfter,proto3" json:"created_after,omitempty"`
-	// Only created before.
+	// Only created before this time.
 	CreatedBefore *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created_before,json=createdBefore,proto3" json:"created_before,omitempty"`
 	// Only with all these labels.
 	Labels []*Label `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty"`
@@ -579,7 +577,9 @@ type TaskEvent struct {
 	RecordTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=record_time,json=recordTime,proto3" json:"record_time,omitempty"`
 	// When it happened, by the clock of whoever reported it.
 	EventTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=event_time,json=eventTime,proto3" json:"event_time,omitempty"`
-	// What happened: CREATED, ASSIGNED, DEFERRED, ACCEPTED, PLANNED, STARTED ...
+	// What happened: CREATED, ASSIGNED, DEFERRED, REQUEUED, CANCEL_REQUESTED,
+	// PLANNED, STARTED, STEP_ENDED, RESUMED, UNDOING, the name of a state that was
+	// reached, or INTENT_ with the name of an intent's state.
 	Type string `protobuf:"bytes,6,opt,name=type,proto3" json:"type,omitempty"`
 	// The task's state after it.
 	State TaskState `protobuf:"varint,7,opt,name=state,proto3,enum=millwright.task.v1.TaskState" json:"state,omitempty"`
@@ -1019,11 +1019,7 @@ type ReadOutputResponse struct {
 	// Bytes between the last piece and this one that were not kept.
 	SkippedBytes uint64 `protobuf:"varint,5,opt,name=skipped_bytes,json=skippedBytes,proto3" json:"skipped_bytes,omitempty"`
 	// Set on the last message of a stream: what is known of it.
-	Output *Output `protobuf:"bytes,6,opt,name=output,proto3" json:"output,omitempty"`
-	// Time until the next try is worth it, while following.
-	RetryAfter *durationpb.Duration `protobuf:"bytes,7,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
-	// Reserved for typed remarks.
-	Remark        *anypb.Any `protobuf:"bytes,8,opt,name=remark,proto3" json:"remark,omitempty"`
+	Output        *Output `protobuf:"bytes,6,opt,name=output,proto3" json:"output,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1100,25 +1096,11 @@ func (x *ReadOutputResponse) GetOutput() *Output {
 	return nil
 }
 
-func (x *ReadOutputResponse) GetRetryAfter() *durationpb.Duration {
-	if x != nil {
-		return x.RetryAfter
-	}
-	return nil
-}
-
-func (x *ReadOutputResponse) GetRemark() *anypb.Any {
-	if x != nil {
-		return x.Remark
-	}
-	return nil
-}
-
 var File_millwright_task_v1_service_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_service_proto_rawDesc = "" +
 	"\n" +
-	" millwright/task/v1/service.proto\x12\x12millwright.task.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/task.proto\"\xca\x01\n" +
+	" millwright/task/v1/service.proto\x12\x12millwright.task.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/task.proto\"\xca\x01\n" +
 	"\x12CreateTasksRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x128\n" +
@@ -1193,17 +1175,14 @@ const file_millwright_task_v1_service_proto_rawDesc = "" +
 	"\x04step\x18\x02 \x01(\rH\x00R\x04step\x88\x01\x01\x122\n" +
 	"\x06stream\x18\x03 \x01(\x0e2\x1a.millwright.task.v1.StreamR\x06stream\x12\x16\n" +
 	"\x06follow\x18\x04 \x01(\bR\x06followB\a\n" +
-	"\x05_step\"\xcb\x02\n" +
+	"\x05_step\"\xe1\x01\n" +
 	"\x12ReadOutputResponse\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\rR\x04step\x122\n" +
 	"\x06stream\x18\x02 \x01(\x0e2\x1a.millwright.task.v1.StreamR\x06stream\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x04 \x01(\fR\x04data\x12#\n" +
 	"\rskipped_bytes\x18\x05 \x01(\x04R\fskippedBytes\x122\n" +
-	"\x06output\x18\x06 \x01(\v2\x1a.millwright.task.v1.OutputR\x06output\x12:\n" +
-	"\vretry_after\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"retryAfter\x12,\n" +
-	"\x06remark\x18\b \x01(\v2\x14.google.protobuf.AnyR\x06remark2\x9f\x05\n" +
+	"\x06output\x18\x06 \x01(\v2\x1a.millwright.task.v1.OutputR\x06output2\x9f\x05\n" +
 	"\vTaskService\x12^\n" +
 	"\vCreateTasks\x12&.millwright.task.v1.CreateTasksRequest\x1a'.millwright.task.v1.CreateTasksResponse\x12R\n" +
 	"\aGetTask\x12\".millwright.task.v1.GetTaskRequest\x1a#.millwright.task.v1.GetTaskResponse\x12X\n" +
@@ -1254,8 +1233,6 @@ var file_millwright_task_v1_service_proto_goTypes = []any{
 	(*Event)(nil),                  // 21: millwright.task.v1.Event
 	(Stream)(0),                    // 22: millwright.task.v1.Stream
 	(*Output)(nil),                 // 23: millwright.task.v1.Output
-	(*durationpb.Duration)(nil),    // 24: google.protobuf.Duration
-	(*anypb.Any)(nil),              // 25: google.protobuf.Any
 }
 var file_millwright_task_v1_service_proto_depIdxs = []int32{
 	15, // 0: millwright.task.v1.CreateTasksRequest.envelope:type_name -> millwright.task.v1.Envelope
@@ -1279,27 +1256,25 @@ var file_millwright_task_v1_service_proto_depIdxs = []int32{
 	22, // 18: millwright.task.v1.ReadOutputRequest.stream:type_name -> millwright.task.v1.Stream
 	22, // 19: millwright.task.v1.ReadOutputResponse.stream:type_name -> millwright.task.v1.Stream
 	23, // 20: millwright.task.v1.ReadOutputResponse.output:type_name -> millwright.task.v1.Output
-	24, // 21: millwright.task.v1.ReadOutputResponse.retry_after:type_name -> google.protobuf.Duration
-	25, // 22: millwright.task.v1.ReadOutputResponse.remark:type_name -> google.protobuf.Any
-	0,  // 23: millwright.task.v1.TaskService.CreateTasks:input_type -> millwright.task.v1.CreateTasksRequest
-	2,  // 24: millwright.task.v1.TaskService.GetTask:input_type -> millwright.task.v1.GetTaskRequest
-	4,  // 25: millwright.task.v1.TaskService.ListTasks:input_type -> millwright.task.v1.ListTasksRequest
-	6,  // 26: millwright.task.v1.TaskService.WatchTasks:input_type -> millwright.task.v1.WatchTasksRequest
-	9,  // 27: millwright.task.v1.TaskService.CancelTask:input_type -> millwright.task.v1.CancelTaskRequest
-	11, // 28: millwright.task.v1.TaskService.ListTaskEvents:input_type -> millwright.task.v1.ListTaskEventsRequest
-	13, // 29: millwright.task.v1.TaskService.ReadOutput:input_type -> millwright.task.v1.ReadOutputRequest
-	1,  // 30: millwright.task.v1.TaskService.CreateTasks:output_type -> millwright.task.v1.CreateTasksResponse
-	3,  // 31: millwright.task.v1.TaskService.GetTask:output_type -> millwright.task.v1.GetTaskResponse
-	5,  // 32: millwright.task.v1.TaskService.ListTasks:output_type -> millwright.task.v1.ListTasksResponse
-	7,  // 33: millwright.task.v1.TaskService.WatchTasks:output_type -> millwright.task.v1.WatchTasksResponse
-	10, // 34: millwright.task.v1.TaskService.CancelTask:output_type -> millwright.task.v1.CancelTaskResponse
-	12, // 35: millwright.task.v1.TaskService.ListTaskEvents:output_type -> millwright.task.v1.ListTaskEventsResponse
-	14, // 36: millwright.task.v1.TaskService.ReadOutput:output_type -> millwright.task.v1.ReadOutputResponse
-	30, // [30:37] is the sub-list for method output_type
-	23, // [23:30] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	0,  // 21: millwright.task.v1.TaskService.CreateTasks:input_type -> millwright.task.v1.CreateTasksRequest
+	2,  // 22: millwright.task.v1.TaskService.GetTask:input_type -> millwright.task.v1.GetTaskRequest
+	4,  // 23: millwright.task.v1.TaskService.ListTasks:input_type -> millwright.task.v1.ListTasksRequest
+	6,  // 24: millwright.task.v1.TaskService.WatchTasks:input_type -> millwright.task.v1.WatchTasksRequest
+	9,  // 25: millwright.task.v1.TaskService.CancelTask:input_type -> millwright.task.v1.CancelTaskRequest
+	11, // 26: millwright.task.v1.TaskService.ListTaskEvents:input_type -> millwright.task.v1.ListTaskEventsRequest
+	13, // 27: millwright.task.v1.TaskService.ReadOutput:input_type -> millwright.task.v1.ReadOutputRequest
+	1,  // 28: millwright.task.v1.TaskService.CreateTasks:output_type -> millwright.task.v1.CreateTasksResponse
+	3,  // 29: millwright.task.v1.TaskService.GetTask:output_type -> millwright.task.v1.GetTaskResponse
+	5,  // 30: millwright.task.v1.TaskService.ListTasks:output_type -> millwright.task.v1.ListTasksResponse
+	7,  // 31: millwright.task.v1.TaskService.WatchTasks:output_type -> millwright.task.v1.WatchTasksResponse
+	10, // 32: millwright.task.v1.TaskService.CancelTask:output_type -> millwright.task.v1.CancelTaskResponse
+	12, // 33: millwright.task.v1.TaskService.ListTaskEvents:output_type -> millwright.task.v1.ListTaskEventsResponse
+	14, // 34: millwright.task.v1.TaskService.ReadOutput:output_type -> millwright.task.v1.ReadOutputResponse
+	28, // [28:35] is the sub-list for method output_type
+	21, // [21:28] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_service_proto_init() }

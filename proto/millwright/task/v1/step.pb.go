@@ -36,7 +36,7 @@ const (
 	UnitAction_UNIT_ACTION_RESTART UnitAction = 3
 	// Make systemd read its unit files again, when it has an older version of
 	// this unit's in memory; also after an undo of the steps that follow.
-	UnitAction_UNIT_ACTION_RELOAD UnitAction = 4
+	UnitAction_UNIT_ACTION_DAEMON_RELOAD UnitAction = 4
 )
 
 // Enum value maps for UnitAction.
@@ -46,14 +46,14 @@ var (
 		1: "UNIT_ACTION_START",
 		2: "UNIT_ACTION_STOP",
 		3: "UNIT_ACTION_RESTART",
-		4: "UNIT_ACTION_RELOAD",
+		4: "UNIT_ACTION_DAEMON_RELOAD",
 	}
 	UnitAction_value = map[string]int32{
-		"UNIT_ACTION_UNSPECIFIED": 0,
-		"UNIT_ACTION_START":       1,
-		"UNIT_ACTION_STOP":        2,
-		"UNIT_ACTION_RESTART":     3,
-		"UNIT_ACTION_RELOAD":      4,
+		"UNIT_ACTION_UNSPECIFIED":   0,
+		"UNIT_ACTION_START":         1,
+		"UNIT_ACTION_STOP":          2,
+		"UNIT_ACTION_RESTART":       3,
+		"UNIT_ACTION_DAEMON_RELOAD": 4,
 	}
 )
 
@@ -857,61 +857,6 @@ func (x *OutputSummary) GetOpenAtEnd() bool {
 	return false
 }
 
-// Probe is what a bounded check found, for the history.
-type Probe struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was checked.
-	Subject string `protobuf:"bytes,1,opt,name=subject,proto3" json:"subject,omitempty"`
-	// What was found.
-	Found         string `protobuf:"bytes,2,opt,name=found,proto3" json:"found,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Probe) Reset() {
-	*x = Probe{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Probe) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Probe) ProtoMessage() {}
-
-func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
-func (*Probe) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *Probe) GetSubject() string {
-	if x != nil {
-		return x.Subject
-	}
-	return ""
-}
-
-func (x *Probe) GetFound() string {
-	if x != nil {
-		return x.Found
-	}
-	return ""
-}
-
 var File_millwright_task_v1_step_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_step_proto_rawDesc = "" +
@@ -976,17 +921,14 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"headSha256\x12\x1f\n" +
 	"\vtail_sha256\x18\x05 \x01(\fR\n" +
 	"tailSha256\x12\x1e\n" +
-	"\vopen_at_end\x18\x06 \x01(\bR\topenAtEnd\"7\n" +
-	"\x05Probe\x12\x18\n" +
-	"\asubject\x18\x01 \x01(\tR\asubject\x12\x14\n" +
-	"\x05found\x18\x02 \x01(\tR\x05found*\x87\x01\n" +
+	"\vopen_at_end\x18\x06 \x01(\bR\topenAtEnd*\x8e\x01\n" +
 	"\n" +
 	"UnitAction\x12\x1b\n" +
 	"\x17UNIT_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11UNIT_ACTION_START\x10\x01\x12\x14\n" +
 	"\x10UNIT_ACTION_STOP\x10\x02\x12\x17\n" +
-	"\x13UNIT_ACTION_RESTART\x10\x03\x12\x16\n" +
-	"\x12UNIT_ACTION_RELOAD\x10\x04B>Z<github.com/gpuaas/millwright/proto/millwright/task/v1;taskv1b\x06proto3"
+	"\x13UNIT_ACTION_RESTART\x10\x03\x12\x1d\n" +
+	"\x19UNIT_ACTION_DAEMON_RELOAD\x10\x04B>Z<github.com/gpuaas/millwright/proto/millwright/task/v1;taskv1b\x06proto3"
 
 var (
 	file_millwright_task_v1_step_proto_rawDescOnce sync.Once
@@ -1001,7 +943,7 @@ func file_millwright_task_v1_step_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_millwright_task_v1_step_proto_goTypes = []any{
 	(UnitAction)(0),             // 0: millwright.task.v1.UnitAction
 	(*WriteFileStep)(nil),       // 1: millwright.task.v1.WriteFileStep
@@ -1014,14 +956,13 @@ var file_millwright_task_v1_step_proto_goTypes = []any{
 	(*CommandStep)(nil),         // 8: millwright.task.v1.CommandStep
 	(*CommandOutcome)(nil),      // 9: millwright.task.v1.CommandOutcome
 	(*OutputSummary)(nil),       // 10: millwright.task.v1.OutputSummary
-	(*Probe)(nil),               // 11: millwright.task.v1.Probe
-	(*durationpb.Duration)(nil), // 12: google.protobuf.Duration
+	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
 }
 var file_millwright_task_v1_step_proto_depIdxs = []int32{
 	0,  // 0: millwright.task.v1.UnitStep.action:type_name -> millwright.task.v1.UnitAction
 	0,  // 1: millwright.task.v1.MountUnitStep.action:type_name -> millwright.task.v1.UnitAction
-	12, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
-	12, // 3: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
+	11, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
+	11, // 3: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
 	10, // 4: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
 	10, // 5: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
 	6,  // [6:6] is the sub-list for method output_type
@@ -1042,7 +983,7 @@ func file_millwright_task_v1_step_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_step_proto_rawDesc), len(file_millwright_task_v1_step_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   11,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -224,7 +224,7 @@ type Task struct {
 	Result *anypb.Any `protobuf:"bytes,12,opt,name=result,proto3" json:"result,omitempty"`
 	// The plan, once the node has made one.
 	Plan *Plan `protobuf:"bytes,13,opt,name=plan,proto3" json:"plan,omitempty"`
-	// SHA-256 over the plan.
+	// The plan's digest.
 	PlanDigest []byte `protobuf:"bytes,14,opt,name=plan_digest,json=planDigest,proto3" json:"plan_digest,omitempty"`
 	// The steps of the plan, in order, as far as they are known.
 	Steps []*StepOutcome `protobuf:"bytes,15,rep,name=steps,proto3" json:"steps,omitempty"`

@@ -136,18 +136,21 @@ type TrustRoot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 for the genesis, then one more each time. A node never goes back.
 	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
-	// SHA-256 over the payload of the version before; empty for the genesis.
+	// SHA-256 over the payload of the version before; empty for the genesis. 32
+	// bytes.
 	Previous []byte `protobuf:"bytes,2,opt,name=previous,proto3" json:"previous,omitempty"`
-	// When it was signed.
+	// When it was signed; not before the version before.
 	IssuedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
-	// The SPIFFE trust domain of the cluster.
+	// The SPIFFE trust domain of the cluster; the same in all versions.
 	TrustDomain string `protobuf:"bytes,4,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
-	// The keys, sorted by id, each id once.
+	// The keys, sorted by id, each id once; at most 512, and at least one with
+	// the role of recovery. The genesis has an operator too.
 	Keys []*TrustKey `protobuf:"bytes,5,rep,name=keys,proto3" json:"keys,omitempty"`
-	// How many keys of a role must sign; a role that is not listed needs 1.
+	// How many keys of a role must sign, sorted by role, each role once; a role
+	// that is not listed needs 1.
 	Thresholds []*Threshold `protobuf:"bytes,6,rep,name=thresholds,proto3" json:"thresholds,omitempty"`
-	// Keys that were removed, and from when on what they signed is not to be
-	// believed.
+	// All keys that were ever removed, sorted by id, each id once. A removal is
+	// for ever: none of them is among the keys of this or a later version.
 	Removed       []*RemovedKey `protobuf:"bytes,7,rep,name=removed,proto3" json:"removed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -235,16 +238,17 @@ func (x *TrustRoot) GetRemoved() []*RemovedKey {
 // TrustKey is one key of the root.
 type TrustKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The first 16 bytes of SHA-256 over the key type's number as one byte and
-	// the public key, in lower-case hexadecimal.
+	// The first 16 bytes of SHA-256 over the key type's number as one byte,
+	// followed by the public key; in lower-case hexadecimal.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// The algorithm.
 	Type KeyType `protobuf:"varint,2,opt,name=type,proto3,enum=millwright.task.v1.KeyType" json:"type,omitempty"`
 	// The public key.
 	PublicKey []byte `protobuf:"bytes,3,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
-	// What it may sign; at least one role.
+	// What it may sign, sorted by number, each role once; at least one.
 	Roles []KeyRole `protobuf:"varint,4,rep,packed,name=roles,proto3,enum=millwright.task.v1.KeyRole" json:"roles,omitempty"`
-	// The operator or controller that holds it.
+	// The operator or controller that holds it: lower-case letters, digits, -
+	// and . ; at most 63 bytes.
 	Name string `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
 	// When set, nothing signed with an issued_at at or after it counts.
 	NotAfter      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
@@ -324,7 +328,9 @@ func (x *TrustKey) GetNotAfter() *timestamppb.Timestamp {
 	return nil
 }
 
-// Threshold is the number of distinct keys of a role that must sign.
+// Threshold is the number of distinct keys of a role that must sign. A task
+// set is authorised when that of operators or that of controllers is met; an
+// update of the trust root when that of recovery keys is.
 type Threshold struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The role.
@@ -384,7 +390,9 @@ type RemovedKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The id of the key.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// When set, intents that the key authorised later than this are suspended.
+	// When set, what the key signed with an issued_at later than this is not to
+	// be believed, though it counted then. It may be set later, and only move to
+	// an earlier time.
 	CompromisedSince *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=compromised_since,json=compromisedSince,proto3" json:"compromised_since,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache

@@ -1,0 +1,198 @@
+package dispatch_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
+	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+
+	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
+	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
+	"github.com/gpuaas/millwright/controlplane/internal/store"
+	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
+)
+
+// rig is a dispatcher over a real store, with one enrolled node.
+type rig struct {
+	*dispatch.Dispatcher
+	db  *boltstore.Store
+	log *eventlog.Log
+	// committed, when set, is called after each commit of the dispatcher.
+	committed func()
+}
+
+// Commit implements [dispatch.Log].
+func (r *rig) Commit(ctx context.Context, decide func(*eventlog.Tx) error) error {
+	err := r.log.Commit(ctx, decide)
+	if r.committed != nil {
+		r.committed()
+	}
+	return err
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	db, err := boltstore.Create(filepath.Join(t.TempDir(), "store.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = db.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		wg.Wait()
+		_ = db.Close()
+	})
+	r := &rig{db: db, log: eventlog.New(eventlog.Config{Writer: db})}
+	r.Dispatcher = dispatch.New(dispatch.Config{
+		Log: r, Reader: db, TrustUpdates: func(uint64) []*taskv1.Envelope { return nil },
+		Logger: slog.New(slog.DiscardHandler), Actor: "server", Heartbeat: time.Hour,
+	})
+	r.append(t, &auditv1.LogEntry{Entry: &auditv1.LogEntry_NodeJoined{NodeJoined: &auditv1.NodeJoined{Node: "n1", Generation: 1}}})
+	return r
+}
+
+func (r *rig) append(t *testing.T, e *auditv1.LogEntry) {
+	t.Helper()
+	if err := r.log.Commit(t.Context(), func(tx *eventlog.Tx) error { return tx.Append("alice", e) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) node(t *testing.T) (node *serverv1.NodeRow) {
+	t.Helper()
+	if err := r.db.View(t.Context(), func(v store.View) (err error) {
+		node, err = v.Node("n1")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return node
+}
+
+// pipe is the stream of a session, seen from the node.
+type pipe struct {
+	ctx context.Context
+	in  chan *agentv1.SessionRequest  // to the server
+	out chan *agentv1.SessionResponse // from it
+}
+
+func newPipe(ctx context.Context) *pipe {
+	return &pipe{ctx: ctx, in: make(chan *agentv1.SessionRequest), out: make(chan *agentv1.SessionResponse)}
+}
+
+func (p *pipe) Context() context.Context { return p.ctx }
+
+func (p *pipe) Send(m *agentv1.SessionResponse) error {
+	select {
+	case p.out <- m:
+		return nil
+	case <-p.ctx.Done():
+		return p.ctx.Err()
+	}
+}
+
+func (p *pipe) Recv() (*agentv1.SessionRequest, error) {
+	select {
+	case m := <-p.in:
+		return m, nil
+	case <-p.ctx.Done():
+		return nil, io.EOF
+	}
+}
+
+// opened is the first frame of the journal j of the node.
+func opened(t *testing.T) []byte {
+	t.Helper()
+	b, err := proto.Marshal(&taskv1.Event{JournalId: "j", Seq: 1, PrevHash: dispatch.FirstPrevHash("n1", 1, ""),
+		Payload: &taskv1.Event_JournalOpened{JournalOpened: &taskv1.JournalOpened{Generation: 1, Reason: taskv1.JournalReason_JOURNAL_REASON_JOINED}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func hello() *agentv1.SessionRequest {
+	return &agentv1.SessionRequest{Message: &agentv1.SessionRequest_Hello{Hello: &agentv1.Hello{
+		MinProtocol: 1, MaxProtocol: 1, BootId: "b", InstanceId: "i", JournalId: "j", LastSeq: 1, Generation: 1}}}
+}
+
+func peer() dispatch.Peer {
+	return dispatch.Peer{Node: "n1", ID: "spiffe://test/node/n1", Generation: 1, NotAfter: time.Now().Add(time.Hour)}
+}
+
+// Whoever evicts a node cuts the session that is there. One whose Hello is
+// stored and that is not there yet must find out by itself.
+func TestSessionThatWasOvertakenWhileItWasOpened(t *testing.T) {
+	t.Parallel()
+	for name, overtake := range map[string]*auditv1.LogEntry{
+		"evicted":       {Entry: &auditv1.LogEntry_NodeEvicted{NodeEvicted: &auditv1.NodeEvicted{Node: "n1"}}},
+		"enrolled anew": {Entry: &auditv1.LogEntry_NodeJoined{NodeJoined: &auditv1.NodeJoined{Node: "n1", Generation: 2}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t)
+			r.committed = func() {
+				r.committed = nil
+				r.append(t, overtake)
+				r.Cut("n1", "EVICTED", "")
+			}
+			p := newPipe(t.Context())
+			ended := make(chan error, 1)
+			var wg sync.WaitGroup
+			wg.Go(func() { ended <- r.Serve(peer(), p) })
+			p.in <- hello()
+			if m := <-p.out; m.GetGoodbye().GetReason() != "EVICTED" {
+				t.Errorf("got %v, want a Goodbye", m)
+			}
+			if err := <-ended; err != nil {
+				t.Errorf("Serve = %v", err)
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// A node that reads nothing keeps the sender waiting, and with it the stream.
+func TestCutNodeThatReadsNothingIsNotHeard(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ctx, hangUp := context.WithCancel(t.Context())
+	p := newPipe(ctx)
+	ended := make(chan error, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() { ended <- r.Serve(peer(), p) })
+	p.in <- hello()
+	epoch := (<-p.out).GetSessionEpoch()
+	r.append(t, &auditv1.LogEntry{Entry: &auditv1.LogEntry_NodeEvicted{NodeEvicted: &auditv1.NodeEvicted{Node: "n1"}}})
+	r.Cut("n1", "EVICTED", "")
+	p.in <- &agentv1.SessionRequest{SessionEpoch: epoch, Message: &agentv1.SessionRequest_Events{
+		Events: &agentv1.EventBatch{JournalId: "j", Frames: [][]byte{opened(t)}}}}
+	hangUp()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Serve = %v", err)
+	}
+	if err := r.Run(ctx); err != nil { // waits for the receiver
+		t.Errorf("Run = %v", err)
+	}
+	wg.Wait()
+	err := r.db.View(t.Context(), func(v store.View) error {
+		_, err := v.Frame(store.FrameKey{Node: "n1", JournalID: "j", Seq: 1})
+		return err
+	})
+	if !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("a frame of a node that was cut: %v, want it not stored", err)
+	}
+}
