@@ -22,13 +22,13 @@ $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/nfpm $(
 	@touch $@
 
 proto: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## lint the formats and generate their code
-	cd proto && buf lint && buf format --diff --exit-code && buf generate
+	cd proto && buf lint && buf format --diff --exit-code && buf breaking --against baseline.binpb && buf generate
 
 lint: $(TOOLS)/golangci-lint ## run the linters
 	golangci-lint run ./...
 
 check: $(TOOLS)/buf ## quick: what to run before each commit
-	cd proto && buf lint
+	cd proto && buf lint && buf breaking --against baseline.binpb
 	@test -z "$$(gofmt -l $$(git ls-files '*.go' | grep -v '\.pb\.go$$'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt -w on these files'; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags millwright_crash,millwright_node ./agent/... ./controlplane/...

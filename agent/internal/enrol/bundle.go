@@ -42,8 +42,6 @@ type Bundle struct {
 	TrustRoot [sha256.Size]byte
 	// Floor is the time up to which nothing that was issued is carried out.
 	Floor time.Time
-	// Expires is the end of the token. The server judges it by its own clock.
-	Expires time.Time
 	// Exposed says that others than the file's owner can read it.
 	Exposed bool
 
@@ -53,7 +51,8 @@ type Bundle struct {
 // ReadBundle reads the bundle at path. The error wraps [ErrBundle] or is that
 // of opening the file, and never holds the token.
 func ReadBundle(path string) (*Bundle, error) {
-	f, err := os.Open(path)
+	// The open of a pipe would wait for a writer.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("read join bundle: %w", err)
 	}
@@ -61,6 +60,9 @@ func ReadBundle(path string) (*Bundle, error) {
 	st, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("read join bundle: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: %s is not a regular file; put there what millctl node token create wrote", ErrBundle, path)
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxBundle+1))
 	if err != nil {
@@ -119,7 +121,6 @@ func ParseBundle(data []byte) (*Bundle, error) {
 		return nil, fmt.Errorf("%w: token has %d bytes: 1 to %d are allowed", ErrBundle, len(b.token), maxToken)
 	}
 	b.Floor = m.GetFloor().AsTime()
-	b.Expires = m.GetExpires().AsTime()
 	return b, nil
 }
 

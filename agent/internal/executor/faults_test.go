@@ -160,7 +160,7 @@ func TestIntentEndsBeforeItsRestore(t *testing.T) {
 				n.boot = "boot-2"
 				n.open()
 				n.start()
-				time.Sleep(10 * time.Minute)
+				<-time.After(10 * time.Minute) // in the bubble
 				synctest.Wait()
 				n.w.want(t, map[string]int{"b": 1})
 				if in := n.intent("k"); in != nil {

@@ -51,7 +51,8 @@ type Verdict struct {
 // belong to root, or to who runs the agent, and be writable by no one else.
 // An error names the file, and the line where there is one.
 func ReadPolicy(file string) (*Policy, error) {
-	f, err := os.Open(file)
+	// The open of a pipe would wait for a writer, and the node with it.
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("%s: no policy file; without one nothing is accepted: restore it from the package, or write one", file)
@@ -62,6 +63,9 @@ func ReadPolicy(file string) (*Policy, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("look at policy: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: it is not a regular file: restore it from the package, or write one", file)
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
 		return nil, fmt.Errorf("%s: it belongs to user %d: it must belong to root", file, st.Uid)

@@ -130,8 +130,6 @@ type Config struct {
 
 // Status is how the session is.
 type Status struct {
-	// Server is the address last dialled.
-	Server string
 	// Connected says whether a session is open.
 	Connected bool
 	// Epoch is the epoch of the open session, or of the last.

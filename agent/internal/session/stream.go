@@ -59,9 +59,6 @@ type stream struct {
 
 // once dials and keeps one session until it ends.
 func (s *Session) once(ctx context.Context, id Identity) ending {
-	s.mu.Lock()
-	s.status.Server = id.Server
-	s.mu.Unlock()
 	conn, err := s.dial(id)
 	if err != nil {
 		return ending{err: err}

@@ -51,8 +51,6 @@ type Head struct {
 	JournalID string
 	// InstanceID tells two hosts under one identity apart.
 	InstanceID string
-	// Generation is the enrolment generation.
-	Generation uint64
 	// FirstSeq is the first frame that is still kept.
 	FirstSeq uint64
 	// LastSeq is the last frame.
@@ -125,7 +123,7 @@ func (tx *Tx) Head() (Head, error) {
 		return Head{}, err
 	}
 	out := Head{
-		JournalID: meta.GetJournalId(), InstanceID: meta.GetInstanceId(), Generation: meta.GetGeneration(),
+		JournalID: meta.GetJournalId(), InstanceID: meta.GetInstanceId(),
 		FirstSeq: h.seq + 1, LastSeq: h.seq, AckedSeq: tx.acked(),
 	}
 	err = tx.scan(bucketFrames, nil, nil, func(k, _ []byte) (bool, error) {
