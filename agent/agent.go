@@ -67,11 +67,13 @@ func (a *Agent) Run(ctx context.Context) error {
 const (
 	lookForBundle = 2 * time.Second
 	tryAgain      = 30 * time.Second
+	joinAgain     = 2 * time.Minute // it interrupts the work, so not too often
 )
 
 // serve joins and then works, again and again, until ctx ends.
 func (a *Agent) serve(ctx context.Context) {
 	e, joined := a.enrol(ctx)
+	replaced := false
 	for ctx.Err() == nil {
 		err := a.work(ctx, e, joined)
 		switch {
@@ -79,6 +81,11 @@ func (a *Agent) serve(ctx context.Context) {
 			return
 		case errors.Is(err, errNewJournal):
 			a.log.WarnContext(ctx, "a new journal begins, since the server has seen more of this one than is here")
+			// A server that always says so must not make a loop of journals.
+			if replaced {
+				pause(ctx, tryAgain)
+			}
+			replaced = true
 		case errors.Is(err, errNewBundle):
 			a.log.InfoContext(ctx, "there is a new join bundle")
 			e, joined = a.enrol(ctx)

@@ -50,7 +50,11 @@ func (h *health) policy() *taskv1.Condition {
 
 func (h *health) journal() *taskv1.Condition {
 	const typ = "JournalUnwritable"
-	switch err := h.node.executor.Problem(); {
+	err := h.node.executor.Problem()
+	if err == nil {
+		err = h.node.store.Room()
+	}
+	switch {
 	case err == nil:
 		return well(typ)
 	case state.DiskFull(err):

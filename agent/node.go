@@ -88,7 +88,7 @@ func (n *node) build() error {
 	})
 	n.executor = executor.New(executor.Config{
 		Journal: n.store, Gate: g, Hosts: n.hosts, Registry: n.cfg.Registry,
-		Clock: n.cfg.Clock, Logger: component("executor"), BootID: n.bootID,
+		Clock: n.cfg.Clock, Logger: component("executor"), BootID: n.bootID, Room: n.store.Room,
 	})
 	n.uploader = output.New(output.Config{
 		Files: files{n.machine}, Ledger: ledger{n}, Clock: n.cfg.Clock, Logger: component("output"),
@@ -124,11 +124,17 @@ func (n *node) run(ctx context.Context) error {
 }
 
 // awaitBundle ends the work when the certificate has ended and a bundle came
-// that was not there before. While the certificate is good, a new bundle waits
-// for the next start.
+// that was not there before, and from time to time while the one that is there
+// is still unused: the server may be back. While the certificate is good, a new
+// bundle waits for the next start.
 func (n *node) awaitBundle(ctx context.Context, before fileStamp) error {
+	begin := n.cfg.Clock.Boot()
 	for pause(ctx, lookForBundle) {
-		if !n.cfg.Clock.Now().Before(n.enrolment.NotAfter()) && stamp(n.cfg.JoinFile) != before {
+		if n.cfg.Clock.Now().Before(n.enrolment.NotAfter()) {
+			continue
+		}
+		again := n.cfg.Clock.Boot()-begin >= joinAgain && n.enrolment.Unused(n.cfg.JoinFile)
+		if stamp(n.cfg.JoinFile) != before || again {
 			return errNewBundle
 		}
 	}

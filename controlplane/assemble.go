@@ -79,7 +79,7 @@ func (s *Server) site(ctx context.Context, db *boltstore.Store) (*site, error) {
 	if w.ca, err = ca.Load(s.cfg.caDir(), ca.Config{TrustDomain: row.GetTrustDomain(), Now: s.cfg.Now}); err != nil {
 		return nil, err
 	}
-	if w.output, err = output.Open(s.cfg.outputDir()); err != nil {
+	if w.output, err = output.Open(s.cfg.outputDir(), output.Reserve); err != nil {
 		return nil, err
 	}
 	w.log = eventlog.New(eventlog.Config{

@@ -1,6 +1,8 @@
 package controlplane_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -8,12 +10,19 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuaas/millwright/controlplane"
+	"github.com/gpuaas/millwright/controlplane/internal/store"
+	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
+	"github.com/gpuaas/millwright/pki"
+	"github.com/gpuaas/millwright/pki/ca"
+	"github.com/gpuaas/millwright/pki/pkitest"
+	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
@@ -51,11 +60,8 @@ func BenchmarkIdleSessions(b *testing.B) {
 		b.Fatalf("build: %v\n%s", err, out)
 	}
 	w, p := newProcess(b, binary)
-	hosts := make([]*host, sessions)
-	for i := range hosts {
-		hosts[i] = w.join(fmt.Sprintf("n%d", i))
-	}
 	p.kill()
+	hosts := enrol(b, w, sessions)
 	p.start()
 	for b.Loop() {
 		before, begin := rss(b, p.cmd.Process.Pid), time.Now()
@@ -88,4 +94,30 @@ func rss(b *testing.B, pid int) int {
 		b.Fatal(err)
 	}
 	return n << 10
+}
+
+// enrol makes hosts of a server that is stopped, without its limit on joins.
+func enrol(b *testing.B, w *world, n int) []*host {
+	b.Helper()
+	authority := must(ca.Load(filepath.Join(w.cfg.StateDir, "ca"), ca.Config{TrustDomain: pkitest.TrustDomain}))(b)
+	db := must(boltstore.Open(filepath.Join(w.cfg.StateDir, "store.db")))(b)
+	ctx, cancel := context.WithCancel(b.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = db.Run(ctx) })
+	change, hosts := &store.Change{}, make([]*host, n)
+	for i := range hosts {
+		name := fmt.Sprintf("n%d", i)
+		change.Nodes = append(change.Nodes, &serverv1.NodeRow{Name: name, Generation: 1})
+		key := must(pki.GenerateKey())(b)
+		id := must(pki.NewID(pkitest.TrustDomain, pki.RoleNode, name))(b)
+		chain := must(authority.Issue(ca.Request{ID: id, PublicKey: &key.PublicKey, TTL: time.Hour, Generation: 1}))(b)
+		hosts[i] = newHost(w, name, 1, must(pki.NewIdentity(chain, key, authority.Roots()))(b))
+	}
+	err := db.Update(ctx, func(store.View) (*store.Change, error) { return change, nil })
+	cancel()
+	wg.Wait()
+	if err = errors.Join(err, db.Close()); err != nil {
+		b.Fatal(err)
+	}
+	return hosts
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"sync"
@@ -41,8 +42,11 @@ func New(cfg Config) *Server {
 // the nodes to come back later, and has let open calls end for a moment.
 func (s *Server) Run(ctx context.Context) (err error) {
 	db, err := boltstore.Open(s.cfg.storePath())
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w; a new server is founded with: millwright-server init", err)
+	}
+	if err != nil {
+		return fmt.Errorf("%w%s", err, otherOwner(s.cfg.StateDir))
 	}
 	// The writer outlives everything that writes.
 	writing, stopWriter := context.WithCancel(context.WithoutCancel(ctx))

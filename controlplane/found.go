@@ -49,6 +49,9 @@ func Found(ctx context.Context, cfg Config, bundle *nodev1.FoundingBundle, trust
 	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state directory: %w", err)
 	}
+	if hint := otherOwner(cfg.StateDir); hint != "" {
+		return nil, fmt.Errorf("state_dir %s: the server could not read what is made there%s", cfg.StateDir, hint)
+	}
 	if err := foundStore(ctx, cfg, root); err != nil {
 		return nil, err
 	}

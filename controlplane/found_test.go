@@ -170,3 +170,24 @@ func TestListNodes(t *testing.T) {
 		t.Errorf("GetCluster = %v, %v", cluster, err)
 	}
 }
+
+// TestFoundAsAnotherUser wants nothing made in the directory of another user:
+// root can write there, and the server then could not read it.
+func TestFoundAsAnotherUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give a directory away")
+	}
+	w := &world{t: t, cluster: pkitest.New(t), operatorKey: newIdentityKey(t)}
+	cfg := controlplane.Config{StateDir: t.TempDir()}
+	if err := os.Chown(cfg.StateDir, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	_, err := controlplane.Found(t.Context(), cfg, w.bundle(), pkitest.TrustDomain)
+	if err == nil || !strings.Contains(err.Error(), "runuser -u") {
+		t.Errorf("Found in the directory of another user = %v, want the way out", err)
+	}
+	if made, err := os.ReadDir(cfg.StateDir); err != nil || len(made) > 0 {
+		t.Errorf("made %v (%v), want nothing", made, err)
+	}
+}

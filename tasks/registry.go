@@ -15,6 +15,7 @@ import (
 
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/proto/strict"
+	"github.com/gpuaas/millwright/proto/text"
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
@@ -186,7 +187,11 @@ func (k *Kind) Result(ctx context.Context, h host.Prober, spec proto.Message, ou
 	if err != nil || m == nil {
 		return nil, err
 	}
-	return anypb.New(m)
+	b, err := text.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("serialise result of %s: %w", k.Kind, err)
+	}
+	return &anypb.Any{TypeUrl: "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName()), Value: b}, nil
 }
 
 // Deadline returns how long a task with spec may run when its leaf does not say.
@@ -254,7 +259,7 @@ func (r *Registry) Open(p *taskv1.PlannedStep) (Step, error) {
 
 // MarshalPlan returns the deterministic bytes of a plan and their SHA-256.
 func MarshalPlan(p *taskv1.Plan) (b []byte, digest []byte, err error) {
-	b, err = proto.MarshalOptions{Deterministic: true}.Marshal(p)
+	b, err = text.Marshal(p)
 	if err != nil {
 		return nil, nil, fmt.Errorf("serialise plan of %s: %w", p.GetKind(), err)
 	}

@@ -89,6 +89,26 @@ func (e *Error) GRPCStatus() *status.Status {
 	return s
 }
 
+// Plain returns the error of a call in the server's words alone, without
+// "rpc error: code = ... desc = ". Its status and details can still be had. An
+// error that holds no status is returned as it is.
+func Plain(err error) error {
+	var st interface{ GRPCStatus() *status.Status }
+	if !errors.As(err, &st) {
+		return err
+	}
+	return &plain{err: err, words: st.GRPCStatus().Message()}
+}
+
+type plain struct {
+	err   error
+	words string
+}
+
+func (p *plain) Error() string { return p.words }
+
+func (p *plain) Unwrap() error { return p.err }
+
 // Reason returns the reason that err carries; empty when it carries none.
 func Reason(err error) string {
 	if info := detail[*errdetails.ErrorInfo](err); info.GetDomain() == Domain {

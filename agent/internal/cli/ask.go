@@ -43,7 +43,7 @@ func unreachable(socket string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return &failure{exitDenied, fmt.Errorf("you may not use %s: be root, or a member of the socket_group of the agent's configuration", socket)}
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("millwrightd does not run on this node (nobody answers at %s); start it with: systemctl start millwrightd", socket)
+		return fmt.Errorf("millwrightd does not run on this node (nobody answers at %s); start it with: systemctl restart millwrightd", socket)
 	}
 	return err
 }

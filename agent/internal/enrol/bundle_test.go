@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -88,6 +89,13 @@ func TestReadBundle(t *testing.T) {
 	}
 	if _, err := enrol.ReadBundle(path); !errors.Is(err, enrol.ErrBundle) || !strings.Contains(err.Error(), path) {
 		t.Errorf("half a file: %v", err)
+	}
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := enrol.ReadBundle(pipe); !errors.Is(err, enrol.ErrBundle) {
+		t.Errorf("a pipe that nobody writes to: %v", err)
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/millwright/pki"
 	"github.com/gpuaas/millwright/pki/trustroot"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	"github.com/gpuaas/millwright/proto/rpcerr"
 )
 
 const (
@@ -62,16 +63,17 @@ func (c Config) withDefaults() Config {
 // Ensure returns the node's enrolment. A host that has not joined joins with
 // the bundle at bundlePath, and tries until ctx ends or the server says no. A
 // host that has joined, and whose bundle has a token which it has not used, is
-// enrolled again; while its identity is still good it tries that once, and goes
-// on with what it has when that does not work. Without a bundle it goes on with
-// what it has, also when that has expired.
+// enrolled again: it tries that once, and goes on with what it has when that
+// does not work, also when its identity has expired. What the node has begun
+// needs no identity to be finished; [Enrolment.Unused] says whether another try
+// is worth it.
 //
 // The error wraps [ErrNotJoined] when there is neither identity nor bundle.
 func Ensure(ctx context.Context, cfg Config, bundlePath string) (*Enrolment, error) {
 	cfg = cfg.withDefaults()
 	have, err := Open(cfg)
 	if err != nil && !errors.Is(err, ErrNotJoined) {
-		return nil, err
+		return nil, fmt.Errorf("%w; restore the file, or remove %s and put a bundle, made with millctl node token create, at %s", err, cfg.Dir, bundlePath)
 	}
 	bundle, bundleErr := ReadBundle(bundlePath)
 	switch {
@@ -90,15 +92,24 @@ func Ensure(ctx context.Context, cfg Config, bundlePath string) (*Enrolment, err
 	case have.node.TokenSHA256 == bundle.tokenSHA256():
 		return have, nil
 	}
-	if !cfg.Now().Before(have.NotAfter()) {
-		return Join(ctx, cfg, bundle)
-	}
 	again, err := joinOnce(ctx, cfg, bundle)
 	if err != nil {
 		cfg.Log.Warn("new join bundle cannot be used, going on with the identity at hand", "path", bundlePath, "err", err)
 		return have, nil
 	}
 	return again, nil
+}
+
+// Unused reports whether the bundle at path can be read and holds a token that
+// the node has not used.
+func (e *Enrolment) Unused(path string) bool {
+	b, err := ReadBundle(path)
+	if err != nil {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.node.TokenSHA256 != b.tokenSHA256()
 }
 
 func warnExposed(cfg Config, b *Bundle, path string) {
@@ -219,7 +230,7 @@ func callJoin(ctx context.Context, cfg Config, b *Bundle, req *agentv1.JoinReque
 	if why := refused.Load(); why != nil {
 		return nil, joinError{fmt.Errorf("join %s: %w", cfg.address(b.Server), *why)}
 	}
-	err = fmt.Errorf("join %s: %w", cfg.address(b.Server), err)
+	err = fmt.Errorf("join %s: %w", cfg.address(b.Server), rpcerr.Plain(err))
 	final := []codes.Code{codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument, codes.Unimplemented}
 	if slices.Contains(final, status.Code(err)) {
 		return nil, joinError{err}

@@ -318,12 +318,14 @@ func TestEnsure(t *testing.T) {
 	}
 	joins(3)
 
-	// Expired, the host has nothing to go on with: no is no.
+	// Expired and denied: what the node has begun is finished all the same, and
+	// the bundle is still good for another try.
 	later := time.Now().Add(2 * time.Hour)
 	cfg.Now = func() time.Time { return later }
-	if _, err := enrol.Ensure(deadline(t, 20*time.Second), cfg, path); err == nil {
-		t.Error("expired and denied, it goes on")
+	if e := ensure(); e.Generation() != 2 || !e.Unused(path) {
+		t.Errorf("expired and denied: generation %d, bundle unused %v", e.Generation(), e.Unused(path))
 	}
+	joins(4)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

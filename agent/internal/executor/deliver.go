@@ -26,6 +26,9 @@ const (
 	reasonIDReused   = "ID_REUSED"
 )
 
+// fullRetry is when a task that found the disk full is offered again.
+const fullRetry = 30 * time.Second
+
 // rememberFor is how much longer than its window a task id is remembered.
 const rememberFor = 24 * time.Hour
 
@@ -47,7 +50,7 @@ func (e *Executor) Deliver(ctx context.Context, a *agentv1.Assignment) *agentv1.
 	default:
 		e.log.ErrorContext(ctx, "task could not be accepted", "err", err)
 		out.Answer = deferred(&gate.Deferral{
-			Reason: reasonDiskFull, Message: err.Error() + "; see to the disk of the node", RetryAfter: 30 * time.Second,
+			Reason: reasonDiskFull, Message: err.Error() + "; see to the disk of the node", RetryAfter: fullRetry,
 		})
 	}
 	return out
@@ -74,6 +77,9 @@ func (e *Executor) deliver(ctx context.Context, a *agentv1.Assignment) (*agentv1
 			Message:    fmt.Sprintf("the node holds %d bytes of events that the server has not acknowledged, and takes no task beyond %d", size, OutboxLimit),
 			RetryAfter: 10 * time.Second,
 		}
+	}
+	if err := e.checkRoom(adm.Leaf); err != nil {
+		return nil, err
 	}
 	out := &agentv1.Accepted{}
 	crash.Point("executor.accept.before")
@@ -195,6 +201,18 @@ func (e *Executor) accept(tx *state.Tx, a *agentv1.Assignment, adm *gate.Admissi
 		State: taskv1.TaskState_TASK_STATE_ACCEPTED, AcceptTime: e.now(), AcceptSeq: seq,
 		BootId: e.cfg.BootID, Events: 1, Origin: state.OriginTask,
 	})
+}
+
+// checkRoom defers a task that would find the disk full. The word of a person
+// about a held task leaves nothing behind, and may be what makes room.
+func (e *Executor) checkRoom(leaf *taskv1.TaskLeaf) error {
+	if leaf.GetKind() == kindResolve {
+		return nil
+	}
+	if err := e.cfg.Room(); err != nil {
+		return &gate.Deferral{Reason: reasonDiskFull, Message: err.Error() + "; make room on the disk of the node", RetryAfter: fullRetry}
+	}
+	return nil
 }
 
 // checkCredit defers a task beyond the node's credits. Held tasks take none,

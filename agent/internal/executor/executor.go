@@ -68,6 +68,8 @@ type Config struct {
 	Logger   *slog.Logger
 	// BootID is the kernel's boot id.
 	BootID string
+	// Room says why the node's disk has no room for one more task, or nil.
+	Room func() error
 }
 
 // Executor carries tasks out. Its methods are safe for concurrent use; Run is

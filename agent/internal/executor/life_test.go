@@ -275,7 +275,7 @@ func TestDeferred(t *testing.T) {
 	n := newNode(t)
 	full := error(nil)
 	b := &brokenJournal{Store: n.store, err: func() error { return full }}
-	e := executor.New(executor.Config{Journal: b, Gate: n.gate, Registry: n.w.registry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Hosts: noHosts{}})
+	e := executor.New(executor.Config{Journal: b, Gate: n.gate, Registry: n.w.registry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Hosts: noHosts{}, Room: anyRoom})
 	full = fmt.Errorf("%w: %w", state.ErrWrite, syscall.ENOSPC)
 	a := assignment(taskID(1), "switch.on", wrapperspb.String("a"))
 	if d := e.Deliver(t.Context(), a).GetDeferred(); d.GetReason() != "DISK_FULL" {
@@ -297,6 +297,31 @@ func TestDeferred(t *testing.T) {
 	}
 }
 
+// TestNoRoom wants that no task begins on a full disk while the journal still
+// finds a page: it would only fail there, and the next one, until the queue is
+// empty. The word about a held task is taken all the same.
+func TestNoRoom(t *testing.T) {
+	n := newNode(t)
+	room := fmt.Errorf("/state has 12 KiB free: %w", syscall.ENOSPC)
+	e := executor.New(executor.Config{
+		Journal: n.store, Gate: n.gate, Registry: n.w.registry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Hosts: noHosts{},
+		Room: func() error { return room },
+	})
+	a := assignment(taskID(1), "switch.on", wrapperspb.String("a"))
+	d := e.Deliver(t.Context(), a).GetDeferred()
+	if d.GetReason() != "DISK_FULL" || d.GetRetryAfter().AsDuration() == 0 || !strings.Contains(d.GetMessage(), "make room") {
+		t.Errorf("on a full disk = %v, want DISK_FULL, the way out, and a time", d)
+	}
+	word := assignment(taskID(2), "task.resolve", &taskv1.ResolveSpec{TaskId: taskID(9), As: taskv1.ResolveAs_RESOLVE_AS_ABANDON})
+	if got := e.Deliver(t.Context(), word).GetAccepted(); got == nil {
+		t.Error("task.resolve on a full disk was not accepted")
+	}
+	room = nil
+	if got := e.Deliver(t.Context(), a).GetAccepted(); got == nil || got.GetKnown() {
+		t.Errorf("then = %v, want accepted as new", got)
+	}
+}
+
 // TestJournalFailureStops fails each write of a run in turn. The task stops
 // where it is, never turns to undo, and goes on when the disk lets it.
 func TestJournalFailureStops(t *testing.T) {
@@ -313,7 +338,7 @@ func TestJournalFailureStops(t *testing.T) {
 				}
 				return nil
 			}}
-			n.e = executor.New(executor.Config{Journal: b, Gate: n.gate, Registry: n.w.registry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Hosts: noHosts{}})
+			n.e = executor.New(executor.Config{Journal: b, Gate: n.gate, Registry: n.w.registry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Hosts: noHosts{}, Room: anyRoom})
 			// The task is there already; the boot has been seen to.
 			if err := n.store.Update(func(tx *state.Tx) error { tx.PutBootID(n.boot); return nil }); err != nil {
 				t.Fatal(err)
@@ -338,7 +363,7 @@ func TestJournalFailureStops(t *testing.T) {
 // deliverTo has a task accepted by an executor that then goes away.
 func deliverTo(t *testing.T, n *node, kind, spec string) {
 	t.Helper()
-	e := executor.New(executor.Config{Journal: n.store, Gate: n.gate, Registry: n.w.registry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Hosts: noHosts{}})
+	e := executor.New(executor.Config{Journal: n.store, Gate: n.gate, Registry: n.w.registry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Hosts: noHosts{}, Room: anyRoom})
 	if a := e.Deliver(t.Context(), assignment(taskID(1), kind, wrapperspb.String(spec))); a.GetAccepted() == nil {
 		t.Fatalf("Deliver = %v", a)
 	}

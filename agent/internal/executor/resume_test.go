@@ -93,7 +93,7 @@ func crashOnce(t *testing.T, kind, spec, failing, boot string, want map[string]i
 	ctx, die := context.WithCancel(t.Context())
 	defer die()
 	d := &dyingJournal{Store: n.store, at: at, die: die}
-	n.e = executor.New(executor.Config{Journal: d, Gate: n.gate, Registry: n.w.registry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Hosts: noHosts{}})
+	n.e = executor.New(executor.Config{Journal: d, Gate: n.gate, Registry: n.w.registry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Hosts: noHosts{}, Room: anyRoom})
 	stop := runExecutor(ctx, n.e)
 	_ = waitEnded(ctx, n.store, taskID(1))
 	stop()

@@ -61,7 +61,7 @@ func (r *runner) Run(ctx context.Context, p *tasktest.Process, t tasktest.Task) 
 	}
 	e := executor.New(executor.Config{
 		Journal: killable{r.store, p.Point}, Gate: openGate{r.reg}, Hosts: p.Hosts(), Registry: r.reg,
-		Clock: r.clock, Logger: discard(), BootID: boot,
+		Clock: r.clock, Logger: discard(), BootID: boot, Room: anyRoom,
 	})
 	a := assignment(t.ID, t.Kind, t.Spec)
 	known := r.store.View(func(tx *state.Tx) error { _, err := tx.Task(t.ID); return err }) == nil

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpuaas/millwright/agent/internal/gate"
@@ -124,6 +125,21 @@ func TestReadPolicy(t *testing.T) {
 	}
 	if _, err := gate.ReadPolicy(file); err == nil || !strings.Contains(err.Error(), "must belong to root") {
 		t.Errorf("ReadPolicy of another user's file = %v", err)
+	}
+}
+
+// TestPolicyNoFile wants that what is no regular file is refused at once: the
+// open of a pipe waits for a writer, and heartbeats read the policy too.
+func TestPolicyNoFile(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{pipe, dir, "/dev/zero"} {
+		if _, err := gate.ReadPolicy(path); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("ReadPolicy(%s) = %v, want that it is not a regular file", path, err)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	"github.com/gpuaas/millwright/proto/rpcerr"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
@@ -75,7 +76,7 @@ func (s *Session) once(ctx context.Context, id Identity) ending {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		return ending{err: fmt.Errorf("open session with %s: %w", id.Server, err)}
+		return ending{err: fmt.Errorf("open session with %s: %w", id.Server, rpcerr.Plain(err))}
 	}
 	err = st.run(ctx, conn)
 	return ending{err: err, welcomed: true, asked: time.Duration(st.asked.Load())}

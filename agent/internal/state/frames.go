@@ -6,12 +6,12 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/proto/text"
 )
 
 // maxBatchBytes bounds what [Store.Frames] returns at once; a single larger
@@ -102,7 +102,7 @@ func (tx *Tx) Append(ev *taskv1.Event) (uint64, error) {
 	ev.BootId = tx.cfg.BootID
 	ev.WallTime = timestamppb.New(tx.cfg.Clock.Now())
 	ev.BootTime = durationpb.New(tx.cfg.Clock.Boot())
-	frame, err := proto.Marshal(ev)
+	frame, err := text.Marshal(ev)
 	if err != nil {
 		return 0, fmt.Errorf("serialise event %d: %w", ev.GetSeq(), err)
 	}

@@ -55,6 +55,9 @@ type Config struct {
 	IdentityNotBefore time.Time
 	// LockTimeout is how long to wait for another process; optional, 5 s.
 	LockTimeout time.Duration
+	// Reserve is how many bytes must be free for one more task; optional,
+	// 64 MiB.
+	Reserve uint64
 }
 
 // Store is the open state. Its methods are safe for concurrent use.
@@ -82,6 +85,9 @@ type Store struct {
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.LockTimeout == 0 {
 		cfg.LockTimeout = defaultLockTimeout
+	}
+	if cfg.Reserve == 0 {
+		cfg.Reserve = defaultReserve
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state directory: %w", err)

@@ -10,6 +10,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/millwright/proto/text"
 )
 
 // The buckets; doc.go draws them.
@@ -161,7 +163,7 @@ func (tx *Tx) load(bucket, key []byte, m proto.Message) error {
 }
 
 func (tx *Tx) store(bucket, key []byte, m proto.Message) error {
-	b, err := proto.Marshal(m)
+	b, err := text.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("encode %s %q: %w", bucket, key, err)
 	}

@@ -60,7 +60,8 @@ func (c *client) retryLeaf(ctx context.Context, id string) (*taskv1.TaskLeaf, er
 	}
 	t := resp.GetTask()
 	if !terminal(t.GetState()) {
-		return nil, &failure{code: exitConflict, err: fmt.Errorf("retry task %s: it is %s; only a task that has ended can be tried again", t.GetId(), word(t.GetState()))}
+		return nil, &failure{code: exitConflict, err: fmt.Errorf("retry task %s: it is %s; only a task that has ended can be tried again: %s",
+			t.GetId(), word(t.GetState()), endFirst(t))}
 	}
 	verified, err := c.signedTask(resp)
 	if err != nil {
@@ -179,4 +180,12 @@ func (a *app) resolveLeaf(t *taskv1.Task, how taskv1.ResolveAs, reason string) (
 		TaskId: id, Node: t.GetNode(), Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind.Kind, Revision: kind.Revision,
 		Spec: b, Project: t.GetProject(), Reason: reason,
 	}, nil
+}
+
+// endFirst is the way to an end of a task that has none.
+func endFirst(t *taskv1.Task) string {
+	if t.GetState() == taskv1.TaskState_TASK_STATE_HELD {
+		return "settle it first, with millctl task resolve " + t.GetId() + " --as abandon --reason '...'"
+	}
+	return "wait for it, or end it with millctl task cancel " + t.GetId()
 }

@@ -275,15 +275,21 @@ func stepRows(t *taskv1.Task) [][]string {
 			p = t.GetPlan().GetSteps()[i]
 		}
 		rows = append(rows, []string{
-			strconv.Itoa(i), phaseWord(s.GetPhase()), strconv.FormatUint(uint64(s.GetAttempts()), 10),
+			strconv.Itoa(i), phaseWord(t, s.GetPhase()), strconv.FormatUint(uint64(s.GetAttempts()), 10),
 			stamp(s.GetStartTime()), took(s.GetStartTime(), s.GetEndTime()), join(": ", p.GetTitle(), commandText(s.GetCommand())),
 		})
 	}
 	return rows
 }
 
-func phaseWord(p taskv1.StepPhase) string {
-	if p == taskv1.StepPhase_STEP_PHASE_UNSPECIFIED {
+// phaseWord is the phase of a step. The node tells of the steps when the task
+// ends or is held by it; until then nobody here knows how far they are.
+func phaseWord(t *taskv1.Task, p taskv1.StepPhase) string {
+	switch {
+	case p != taskv1.StepPhase_STEP_PHASE_UNSPECIFIED:
+	case t.GetStartTime() != nil && len(t.GetSteps()) == 0:
+		return "not told"
+	default:
 		return "not begun"
 	}
 	return strings.ReplaceAll(word(p), "_", " ")

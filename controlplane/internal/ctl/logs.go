@@ -73,11 +73,12 @@ type place struct {
 // logReader prints output, and knows how far it is, so that nothing is printed
 // twice when it is read again after a lost connection.
 type logReader struct {
-	app  *app
-	seen map[place]uint64 // the offset after the last byte that was printed
-	told map[place]bool   // whose end was told
-	last place            // of the last byte that was printed
-	any  bool
+	app   *app
+	seen  map[place]uint64 // the offset after the last byte that was printed
+	told  map[place]bool   // whose end was told
+	last  place            // of the last byte that was printed
+	any   bool
+	lacks bool // something was said to be missing or to come
 }
 
 // logs prints the output, over lost connections when it follows.
@@ -89,9 +90,7 @@ func (a *app) logs(ctx context.Context, c *client, req *taskv1.ReadOutputRequest
 		var stream *streamError
 		switch {
 		case err == nil:
-			if !r.any {
-				a.remark("there is no output (yet)")
-			}
+			r.nothing()
 			return nil
 		case !errors.As(err, &stream):
 			return err
@@ -156,9 +155,21 @@ func (r *logReader) print(m *taskv1.ReadOutputResponse) error {
 	return nil
 }
 
+// nothing tells that nothing was printed, unless it was told what is missing.
+func (r *logReader) nothing() {
+	switch {
+	case r.any || r.lacks:
+	case len(r.told) > 0:
+		r.app.remark("there is no output")
+	default:
+		r.app.remark("there is no output (yet)")
+	}
+}
+
 // end tells what is missing of a stream.
 func (r *logReader) end(at place, o *taskv1.Output) {
 	total := o.GetSummary().GetTotalBytes()
+	r.lacks = r.lacks || o.GetState() != taskv1.OutputState_OUTPUT_STATE_COMPLETE
 	switch o.GetState() {
 	case taskv1.OutputState_OUTPUT_STATE_TRUNCATED:
 		r.app.remark("[step %d %s: %d bytes in all, of which the first %d and the last %d were kept]",

@@ -173,6 +173,7 @@ func (a *app) verdict(tasks []*taskv1.Task) error {
 		}
 		bad++
 		a.remark("task %s on %s is %s%s", t.GetId(), t.GetNode(), word(t.GetState()), because(t))
+		a.remark("  see its history: millctl task get %s", t.GetId())
 		for _, line := range next(t) {
 			a.remark("  %s", line)
 		}

@@ -17,6 +17,9 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
+// queuePage is how many tasks of a queue are read at a time.
+const queuePage = 2 * maxCredits
+
 // kindResolve needs no credit: it settles a task that holds none either.
 const kindResolve = "task.resolve"
 
@@ -65,17 +68,20 @@ func (d *Dispatcher) choose(ctx context.Context, s *session) (ids []string, retr
 	eager := s.eager
 	s.mu.Unlock()
 	var free int
+	var held bool
 	err = d.cfg.Reader.View(ctx, func(v store.View) error {
-		free, err = s.free(v)
+		free, held, err = s.free(v)
 		return err
 	})
-	for after, more := uint64(0), true; more && err == nil; {
+	// What needs no credit settles a held task: where none is held, the queue is
+	// read no further than the credits reach.
+	for after, more := uint64(0), true; more && err == nil && (free > 0 || held); {
 		var rows []*serverv1.TaskRow
 		err = d.cfg.Reader.View(ctx, func(v store.View) error {
-			rows, err = v.OpenTasks(s.peer.Node, store.Queued, after, page)
+			rows, err = v.OpenTasks(s.peer.Node, store.Queued, after, queuePage)
 			return err
 		})
-		more = len(rows) == page
+		more = len(rows) == queuePage
 		for _, row := range rows {
 			after = row.GetTask().GetCreateIndex()
 			retry := retryTime(row, now)
@@ -110,24 +116,28 @@ func retryTime(row *serverv1.TaskRow, now time.Time) time.Time {
 	return at
 }
 
-// free is how many credits the node has left. A held task keeps none.
-func (s *session) free(v store.View) (int, error) {
+// free is how many credits the node has left, and whether a task is held. A held
+// task keeps none.
+func (s *session) free(v store.View) (free int, held bool, err error) {
 	s.mu.Lock()
-	free := int(s.credits)
+	free = int(s.credits)
 	s.mu.Unlock()
 	for after := uint64(0); ; {
 		rows, err := v.OpenTasks(s.peer.Node, store.Sent, after, page)
 		if err != nil {
-			return 0, err
+			return 0, false, err
 		}
 		for _, row := range rows {
 			after = row.GetTask().GetCreateIndex()
-			if row.GetTask().GetState() != taskv1.TaskState_TASK_STATE_HELD && row.GetTask().GetKind() != kindResolve {
+			switch {
+			case row.GetTask().GetState() == taskv1.TaskState_TASK_STATE_HELD:
+				held = true
+			case row.GetTask().GetKind() != kindResolve:
 				free--
 			}
 		}
 		if len(rows) < page {
-			return free, nil
+			return free, held, nil
 		}
 	}
 }

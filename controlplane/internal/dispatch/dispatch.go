@@ -152,11 +152,17 @@ type Contact struct {
 	ClockOffset time.Duration // the node's clock minus the server's
 }
 
-// Contact returns when a node was last heard, if it has a session.
+// Contact returns when a node was last heard, and whether it has a session.
+// Without one it is zero once the last word was stored.
 func (d *Dispatcher) Contact(node string) (Contact, bool) {
-	s := d.session(node)
-	if s == nil {
+	d.mu.Lock()
+	s, row := d.sessions[node], d.left[node]
+	d.mu.Unlock()
+	switch {
+	case s == nil && row == nil:
 		return Contact{}, false
+	case s == nil:
+		return Contact{LastSeen: row.GetTime().AsTime(), ClockOffset: time.Duration(row.GetClockOffsetMs()) * time.Millisecond}, false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

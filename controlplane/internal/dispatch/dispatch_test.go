@@ -7,11 +7,14 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/gpuaas/millwright/pki/pkitest"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
@@ -26,8 +29,9 @@ import (
 // rig is a dispatcher over a real store, with one enrolled node.
 type rig struct {
 	*dispatch.Dispatcher
-	db  *boltstore.Store
-	log *eventlog.Log
+	db     *boltstore.Store
+	reader *countingReader
+	log    *eventlog.Log
 	// committed, when set, is called after each commit of the dispatcher.
 	committed func()
 }
@@ -55,9 +59,10 @@ func newRig(t *testing.T) *rig {
 		wg.Wait()
 		_ = db.Close()
 	})
-	r := &rig{db: db, log: eventlog.New(eventlog.Config{Writer: db})}
+	r := &rig{db: db, reader: &countingReader{Reader: db},
+		log: eventlog.New(eventlog.Config{Writer: db, Spec: func(*taskv1.TaskLeaf) *anypb.Any { return nil }})}
 	r.Dispatcher = dispatch.New(dispatch.Config{
-		Log: r, Reader: db, TrustUpdates: func(uint64) []*taskv1.Envelope { return nil },
+		Log: r, Reader: r.reader, TrustUpdates: func(uint64) []*taskv1.Envelope { return nil },
 		Logger: slog.New(slog.DiscardHandler), Actor: "server", Heartbeat: time.Hour,
 	})
 	r.append(t, &auditv1.LogEntry{Entry: &auditv1.LogEntry_NodeJoined{NodeJoined: &auditv1.NodeJoined{Node: "n1", Generation: 1}}})
@@ -194,5 +199,84 @@ func TestCutNodeThatReadsNothingIsNotHeard(t *testing.T) {
 	})
 	if !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("a frame of a node that was cut: %v, want it not stored", err)
+	}
+}
+
+// tasks adds n tasks to the queue of the node, signed as one set.
+func (r *rig) tasks(t *testing.T, n int) {
+	t.Helper()
+	leaves := make([]*taskv1.TaskLeaf, n)
+	for i := range leaves {
+		leaves[i] = &taskv1.TaskLeaf{TaskId: pkitest.NewTaskID(t), Node: "n1", Mode: taskv1.Mode_MODE_EXECUTE, Kind: "system.command", Revision: 1}
+	}
+	env, signed := pkitest.New(t).Sign(t, leaves...)
+	if err := r.log.Commit(t.Context(), func(tx *eventlog.Tx) error {
+		sum := tx.PutEnvelope(env)
+		for i, leaf := range leaves {
+			if err := tx.Append("alice", &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskCreated{TaskCreated: &auditv1.TaskCreated{
+				TaskId: leaf.GetTaskId(), Node: "n1", RequestId: "r", EnvelopeSha256: sum, SignedLeaf: signed[i]}}}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// countingReader counts the tasks that are read from queues.
+type countingReader struct {
+	store.Reader
+	read atomic.Int64
+}
+
+// View implements [store.Reader].
+func (c *countingReader) View(ctx context.Context, read func(store.View) error) error {
+	return c.Reader.View(ctx, func(v store.View) error { return read(countingView{v, c}) })
+}
+
+type countingView struct {
+	store.View
+	c *countingReader
+}
+
+// OpenTasks implements [store.TaskView].
+func (v countingView) OpenTasks(node string, which store.Open, after uint64, limit int) ([]*serverv1.TaskRow, error) {
+	rows, err := v.View.OpenTasks(node, which, after, limit)
+	if which == store.Queued {
+		v.c.read.Add(int64(len(rows)))
+	}
+	return rows, err
+}
+
+// A long queue is not read through at each turn.
+func TestLongQueueIsReadAsFarAsTheCreditsReach(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.tasks(t, 500)
+	ctx, hangUp := context.WithCancel(t.Context())
+	p := newPipe(ctx)
+	ended := make(chan error, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() { ended <- r.Serve(peer(), p) })
+	first := hello()
+	first.GetHello().LastSeq, first.GetHello().Credits = 0, 1
+	p.in <- first
+	epoch := (<-p.out).GetSessionEpoch()
+	for turn := range 3 {
+		if m := <-p.out; m.GetAssignment() == nil {
+			t.Fatalf("turn %d: got %v, want an assignment", turn, m)
+		}
+		p.in <- &agentv1.SessionRequest{SessionEpoch: epoch, Message: &agentv1.SessionRequest_Credits{
+			Credits: &agentv1.Credits{Credits: uint32(turn) + 2}}}
+	}
+	hangUp()
+	<-ended
+	if err := r.Run(ctx); err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	wg.Wait()
+	if n := r.reader.read.Load(); n == 0 || n > 4*64 {
+		t.Errorf("%d tasks were read for 4 credits", n)
 	}
 }

@@ -122,7 +122,7 @@ func (f *Fleet) node(v store.View, row *serverv1.NodeRow) (*nodev1.Node, error) 
 // contact fills in when the node was last heard: by its session, or else by
 // what was stored of its last one.
 func (f *Fleet) contact(v store.View, n *nodev1.Node) error {
-	if c, ok := f.cfg.Sessions.Contact(n.GetName()); ok {
+	if c, _ := f.cfg.Sessions.Contact(n.GetName()); !c.LastSeen.IsZero() {
 		n.LastSeenTime, n.ClockOffset = timestamppb.New(c.LastSeen), durationpb.New(c.ClockOffset)
 		return nil
 	}

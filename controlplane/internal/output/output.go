@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
@@ -26,10 +28,16 @@ const (
 	MaxTail = 256 << 10
 	// MaxPiece is the size of one upload.
 	MaxPiece = 16 << 10
+	// Reserve is the room on the disk that outputs leave to the database.
+	Reserve = 256 << 20
 )
 
-// ErrTooLarge is wrapped when a piece does not fit its part.
-var ErrTooLarge = errors.New("output is larger than what is kept of it")
+var (
+	// ErrTooLarge is wrapped when a piece does not fit its part.
+	ErrTooLarge = errors.New("output is larger than what is kept of it")
+	// ErrNoRoom is wrapped when the rest of the disk is reserved.
+	ErrNoRoom = errors.New("the rest of the disk is kept for the database; make room")
+)
 
 // stripes is the number of locks that files share.
 const stripes = 64
@@ -44,8 +52,9 @@ type Key struct {
 // Store is a directory of outputs. It is safe for concurrent use, and holds no
 // file open between calls.
 type Store struct {
-	dir  string
-	seed maphash.Seed
+	dir     string
+	reserve uint64
+	seed    maphash.Seed
 
 	locks [stripes]sync.Mutex // each guards the files of some tasks
 
@@ -53,12 +62,13 @@ type Store struct {
 	changed chan struct{} // guarded by mu; closed, and replaced, at each piece
 }
 
-// Open returns the store in dir, which it makes when it is missing.
-func Open(dir string) (*Store, error) {
+// Open returns the store in dir, which it makes when it is missing. It leaves
+// reserve bytes of the disk free.
+func Open(dir string, reserve uint64) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open output store: %w", err)
 	}
-	return &Store{dir: dir, seed: maphash.MakeSeed(), changed: make(chan struct{})}, nil
+	return &Store{dir: dir, reserve: reserve, seed: maphash.MakeSeed(), changed: make(chan struct{})}, nil
 }
 
 // Changed returns a channel that is closed once another piece has come.
@@ -94,6 +104,9 @@ func (s *Store) Put(key Key, part agentv1.OutputPart, offset uint64, data []byte
 }
 
 func (s *Store) put(path string, offset uint64, data []byte) (uint64, error) {
+	if err := s.room(); err != nil {
+		return 0, err
+	}
 	f, made, err := openPart(path)
 	if err != nil {
 		return 0, err
@@ -110,6 +123,18 @@ func (s *Store) put(path string, offset uint64, data []byte) (uint64, error) {
 		err = errors.Join(syncDir(filepath.Dir(path)), syncDir(s.dir))
 	}
 	return uint64(size), err
+}
+
+// room returns an error when nothing more may be written.
+func (s *Store) room() error {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(s.dir, &disk); err != nil {
+		return fmt.Errorf("look for room on the disk: %w", err)
+	}
+	if free := disk.Bavail * uint64(disk.Bsize); free < s.reserve {
+		return fmt.Errorf("%d bytes are free: %w", free, ErrNoRoom)
+	}
+	return nil
 }
 
 // openPart opens a file for appending, and says whether it is new.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
+	"math"
 	"sync"
 	"testing"
 
@@ -20,7 +21,7 @@ const (
 
 func open(t *testing.T, dir string) *output.Store {
 	t.Helper()
-	s, err := output.Open(dir)
+	s, err := output.Open(dir, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,4 +172,20 @@ func TestStates(t *testing.T) {
 func open1(t *testing.T) *output.Store {
 	t.Helper()
 	return open(t, t.TempDir())
+}
+
+// Outputs must not take the room that the database needs.
+func TestRoomForTheDatabase(t *testing.T) {
+	t.Parallel()
+	s, err := output.Open(t.TempDir(), math.MaxUint64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := output.Key{TaskID: "t", Stream: taskv1.Stream_STREAM_STDOUT}
+	if _, err := s.Put(key, agentv1.OutputPart_OUTPUT_PART_HEAD, 0, []byte("x")); !errors.Is(err, output.ErrNoRoom) {
+		t.Errorf("Put = %v", err)
+	}
+	if head, _, err := s.Received(key); err != nil || head != 0 {
+		t.Errorf("Received = %d, %v", head, err)
+	}
 }

@@ -24,6 +24,9 @@ const (
 	// stallAfter is how long a follower waits for output of an ended task that
 	// does not come.
 	stallAfter = 30 * time.Second
+	// lookEvery is how often a follower looks at most: it is woken by whatever
+	// comes, of other tasks too.
+	lookEvery = 100 * time.Millisecond
 )
 
 // ReadOutput streams what a task's commands wrote: of each stream the head,
@@ -38,6 +41,8 @@ func (s *Service) ReadOutput(req *taskv1.ReadOutputRequest, stream grpc.ServerSt
 	asked := false
 	stall := time.NewTimer(stallAfter)
 	defer stall.Stop()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
 	for {
 		logChanged, outputChanged := s.cfg.Log.Changed(), s.cfg.Outputs.Changed()
 		done, moved, err := r.pass(ctx)
@@ -67,6 +72,7 @@ func (s *Service) ReadOutput(req *taskv1.ReadOutputRequest, stream grpc.ServerSt
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		<-look.C
 	}
 }
 

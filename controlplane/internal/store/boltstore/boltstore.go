@@ -1,12 +1,14 @@
 package boltstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -22,6 +24,8 @@ var (
 	ErrNewer = errors.New("store was written by a newer release")
 	// ErrLocked is wrapped when another process has the file open.
 	ErrLocked = errors.New("store is in use by another process")
+	// ErrDamaged is wrapped by [Open] when the file cannot be read whole.
+	ErrDamaged = errors.New("store is damaged; restore it from a backup")
 )
 
 const (
@@ -71,8 +75,9 @@ func Create(path string) (*Store, error) {
 	return newStore(db), nil
 }
 
-// Open opens a file that [Create] has made. A missing or empty one is an error
-// and not a fresh start: what was in it would be lost silently.
+// Open opens a file that [Create] has made, and reads it once. A missing or
+// empty one is an error and not a fresh start: what was in it would be lost
+// silently.
 func Open(path string) (*Store, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -80,6 +85,9 @@ func Open(path string) (*Store, error) {
 	}
 	if info.Size() == 0 {
 		return nil, fmt.Errorf("open store %s: the file is empty; restore it from a backup", path)
+	}
+	if err := readWhole(path); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", path, err)
 	}
 	db, err := open(path)
 	if err != nil {
@@ -97,13 +105,52 @@ func open(path string) (*bolt.DB, error) {
 		NoFreelistSync: true,
 		FreelistType:   bolt.FreelistMapType,
 	})
-	if errors.Is(err, bolterrors.ErrTimeout) {
-		err = ErrLocked
-	}
 	if err != nil {
-		return nil, fmt.Errorf("open store %s: %w", path, err)
+		return nil, fmt.Errorf("open store %s: %w", path, locked(err))
 	}
 	return db, nil
+}
+
+func locked(err error) error {
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return ErrLocked
+	}
+	return err
+}
+
+// readWhole reads every key, so that damage is told as what it is. Opened for
+// writing, bbolt panics at a bad page, also in a goroutine of its own.
+func readWhole(path string) (err error) {
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: openTimeout, ReadOnly: true})
+	if err != nil {
+		return locked(err)
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: %v", ErrDamaged, p)
+		}
+		err = errors.Join(err, db.Close())
+	}()
+	return db.View(func(tx *bolt.Tx) error {
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		if tx.Size() > info.Size() {
+			return fmt.Errorf("%w: it has %d bytes of %d", ErrDamaged, info.Size(), tx.Size())
+		}
+		return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+			var last []byte
+			return b.ForEach(func(k, _ []byte) error {
+				if last != nil && bytes.Compare(last, k) >= 0 {
+					return fmt.Errorf("%w: key %x follows %x in %s", ErrDamaged, k, last, name)
+				}
+				last = k
+				return nil
+			})
+		})
+	})
 }
 
 func newStore(db *bolt.DB) *Store {

@@ -1,6 +1,7 @@
 package boltstore_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -200,4 +201,62 @@ func BenchmarkUpdate(b *testing.B) {
 			}
 		}
 	})
+}
+
+// A damaged store is told as such: bbolt itself panics, and a server that panics
+// is started again without end.
+func TestOpenOfADamagedStore(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "store.db")
+	s, err := boltstore.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := run(t, s)
+	for i := range uint64(50) {
+		entry := store.Entry{Index: i + 1, Bytes: make([]byte, 3000)}
+		if err := s.Update(t.Context(), func(store.View) (*store.Change, error) { return &store.Change{Entries: []store.Entry{entry}}, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func(data []byte) error {
+		t.Helper()
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := boltstore.Open(path)
+		if err == nil {
+			err = s.Close()
+		}
+		return err
+	}
+	if err := open(good); err != nil {
+		t.Fatalf("Open of what is not damaged = %v", err)
+	}
+	page, damaged := os.Getpagesize(), 0
+	for at := 2 * page; at < len(good); at += page { // the first two are the meta pages
+		for _, filler := range []byte{0, 0xff} {
+			data := bytes.Clone(good)
+			copy(data[at:], bytes.Repeat([]byte{filler}, page))
+			switch err := open(data); {
+			case errors.Is(err, boltstore.ErrDamaged):
+				damaged++
+			case err != nil:
+				t.Errorf("page %d of %#x: Open = %v", at/page, filler, err)
+			}
+		}
+	}
+	if damaged < 20 { // the others are free
+		t.Errorf("damage was found in %d cases", damaged)
+	}
+	for _, size := range []int{len(good) / 4, 10 * page} {
+		if err := open(good[:size]); !errors.Is(err, boltstore.ErrDamaged) {
+			t.Errorf("cut off after %d bytes: Open = %v", size, err)
+		}
+	}
 }

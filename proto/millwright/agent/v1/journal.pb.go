@@ -191,7 +191,8 @@ type JournalMark struct {
 	Seq uint64 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
 	// The number of the last transaction of the state file.
 	Transaction uint64 `protobuf:"varint,4,opt,name=transaction,proto3" json:"transaction,omitempty"`
-	// The wall clock then, never lower than in the mark before.
+	// The wall clock then, or the latest issued_at that was accepted, whichever is
+	// later; never lower than in the mark before.
 	WallTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=wall_time,json=wallTime,proto3" json:"wall_time,omitempty"`
 	// The node's name.
 	Node string `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
