@@ -47,6 +47,20 @@ func TestBothWays(t *testing.T) {
 	}
 }
 
+func TestPlain(t *testing.T) {
+	t.Parallel()
+	err := fmt.Errorf("join gpu-001: %w", rpcerr.Plain(rpcerr.New(codes.PermissionDenied, "TOKEN_USED", "the token was used").GRPCStatus().Err()))
+	if got, want := err.Error(), "join gpu-001: the token was used"; got != want {
+		t.Errorf("Plain = %q, want %q", got, want)
+	}
+	if status.Code(err) != codes.PermissionDenied || rpcerr.Reason(err) != "TOKEN_USED" {
+		t.Errorf("code %v, reason %q: want those of the call", status.Code(err), rpcerr.Reason(err))
+	}
+	if other := errors.New("x"); rpcerr.Plain(other) != other || rpcerr.Plain(nil) != nil {
+		t.Error("an error without a status was changed")
+	}
+}
+
 func TestErrorsOfOthers(t *testing.T) {
 	t.Parallel()
 	foreign, err := status.New(codes.Internal, "x").WithDetails(&errdetails.ErrorInfo{Reason: "R", Domain: "elsewhere"})

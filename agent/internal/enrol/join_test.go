@@ -325,7 +325,6 @@ func TestEnsure(t *testing.T) {
 	if e := ensure(); e.Generation() != 2 || !e.Unused(path) {
 		t.Errorf("expired and denied: generation %d, bundle unused %v", e.Generation(), e.Unused(path))
 	}
-	joins(4)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}

@@ -17,8 +17,8 @@ import (
 
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
-	"github.com/gpuaas/millwright/proto/rpcerr"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/proto/rpcerr"
 )
 
 const (
@@ -76,7 +76,7 @@ func (s *Session) once(ctx context.Context, id Identity) ending {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		return ending{err: fmt.Errorf("open session with %s: %w", id.Server, rpcerr.Plain(err))}
+		return ending{err: fmt.Errorf("open session with %s: %w", id.Server, err)}
 	}
 	err = st.run(ctx, conn)
 	return ending{err: err, welcomed: true, asked: time.Duration(st.asked.Load())}
@@ -109,7 +109,7 @@ func (s *Session) open(ctx context.Context, id Identity, conn grpc.ClientConnInt
 	}
 	rpc, err := agentv1.NewAgentServiceClient(conn).Session(ctx)
 	if err != nil {
-		return nil, err
+		return nil, rpcerr.Plain(err)
 	}
 	sent := s.cfg.Clock.Now()
 	if err := rpc.Send(&agentv1.SessionRequest{Message: &agentv1.SessionRequest_Hello{Hello: hello}}); err != nil && !errors.Is(err, io.EOF) {
@@ -118,7 +118,7 @@ func (s *Session) open(ctx context.Context, id Identity, conn grpc.ClientConnInt
 	crash.Point("session.hello.sent")
 	first, err := rpc.Recv()
 	if err != nil {
-		return nil, err
+		return nil, rpcerr.Plain(err)
 	}
 	if bye := first.GetGoodbye(); bye != nil {
 		return nil, newGoodbye(bye)

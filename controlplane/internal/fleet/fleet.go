@@ -38,7 +38,8 @@ type Log interface {
 type Sessions interface {
 	// Cut ends a node's session.
 	Cut(node, reason, message string)
-	// Contact returns when a node was last heard, if it has a session.
+	// Contact returns when a node was last heard, zero when that is stored or
+	// never was, and whether it has a session.
 	Contact(node string) (dispatch.Contact, bool)
 }
 
