@@ -50,7 +50,7 @@ func Found(ctx context.Context, cfg Config, bundle *nodev1.FoundingBundle, trust
 		return nil, fmt.Errorf("make state directory: %w", err)
 	}
 	if hint := otherOwner(cfg.StateDir); hint != "" {
-		return nil, fmt.Errorf("state_dir %s: the server could not read what is made there%s", cfg.StateDir, hint)
+		return nil, fmt.Errorf("what is made there could not be read by the server%s", hint)
 	}
 	if err := foundStore(ctx, cfg, root); err != nil {
 		return nil, err

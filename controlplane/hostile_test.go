@@ -3,6 +3,7 @@ package controlplane_test
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,11 +12,11 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/gpuaas/millwright/controlplane"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	systemv1 "github.com/gpuaas/millwright/proto/millwright/system/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
-	"github.com/gpuaas/millwright/proto/rpcerr"
 )
 
 // huge is near what one message can carry.
@@ -77,10 +78,11 @@ func TestNodeThatSaysTooMuch(t *testing.T) {
 	h.answer(h.assignment(id), &agentv1.AssignmentAnswer{Answer: &agentv1.AssignmentAnswer_Deferred{Deferred: &agentv1.Deferred{
 		Reason: "DISK_FULL", Message: huge(), RetryAfter: durationpb.New(time.Hour)}}})
 	w.eventually("the answer is stored", func() bool { return condition(w.task(id).GetConditions(), "Deferred") != nil })
-	h.report(&taskv1.Event{Payload: &taskv1.Event_Waiting{Waiting: &taskv1.TaskWaiting{TaskId: strings.Repeat("x", 1_000_000)}}})
-	h.report(&taskv1.Event{Payload: &taskv1.Event_Waiting{Waiting: &taskv1.TaskWaiting{TaskId: id, Message: huge()}}})
-	if c := condition(w.node("n1").GetConditions(), "EventsNotApplied"); c == nil || len(c.GetMessage()) > 2000 {
-		t.Errorf("the node's condition has %d bytes", len(c.GetMessage()))
+	for _, waiting := range []*taskv1.TaskWaiting{{TaskId: huge()[:1_000_000]}, {TaskId: id, Message: huge()}} {
+		h.report(&taskv1.Event{Payload: &taskv1.Event_Waiting{Waiting: waiting}})
+		if c := condition(w.node("n1").GetConditions(), "EventsNotApplied"); c == nil || len(c.GetMessage()) > 2000 {
+			t.Errorf("the node's condition has %d bytes", len(c.GetMessage()))
+		}
 	}
 	if n := proto.Size(w.task(id)); n > 10_000 {
 		t.Errorf("the task has %d bytes", n)
@@ -117,16 +119,6 @@ func TestTaskThatItsNodeMakesLarge(t *testing.T) {
 	}
 	if got, _ := w.watchOne(token); got.GetTaskId() == id {
 		t.Errorf("one more event: %v", got.GetType())
-	}
-}
-
-// What is cut off in a message must not cost it its details.
-func TestViolationWithAValueThatIsCut(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	_, err := w.tasks.ListTasks(w.ctx(), &taskv1.ListTasksRequest{PageToken: "x" + strings.Repeat("é", 100)})
-	if v := rpcerr.Violations(err); len(v) != 1 || v[0].Field != "page_token" {
-		t.Errorf("violations = %v of %v", v, err)
 	}
 }
 
@@ -188,4 +180,32 @@ func TestDeferredIsTriedAgainWhenTheNodeChanges(t *testing.T) {
 	h.conditions = []*taskv1.Condition{{Type: "DiskFull", Status: taskv1.ConditionStatus_CONDITION_STATUS_TRUE}}
 	h.connect()
 	h.accept(h.assignment(id))
+}
+
+// A stream that was opened with a certificate ends with it.
+func TestUploadEndsWithTheCertificate(t *testing.T) {
+	t.Parallel()
+	var ahead atomic.Int64
+	w := newWorldWith(t, func(c *controlplane.Config) {
+		c.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+	})
+	h := w.join("n1")
+	h.connect()
+	id := w.create(w.leaf("n1"))[0].GetId()
+	stream := must(agentv1.NewAgentServiceClient(h.conn).UploadOutput(w.ctx()))(t)
+	piece := &agentv1.UploadOutputRequest{TaskId: id, Stream: taskv1.Stream_STREAM_STDOUT, Part: agentv1.OutputPart_OUTPUT_PART_HEAD, Data: []byte("x")}
+	upload := func() error {
+		if err := stream.Send(piece); err != nil {
+			return err
+		}
+		_, err := stream.Recv()
+		return err
+	}
+	if err := upload(); err != nil {
+		t.Fatal(err)
+	}
+	ahead.Store(int64(25 * time.Hour))
+	if err := upload(); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("after the end of the certificate: %v", err)
+	}
 }

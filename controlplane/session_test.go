@@ -314,14 +314,15 @@ func TestHeartbeats(t *testing.T) {
 	h.send(&agentv1.SessionRequest{Message: &agentv1.SessionRequest_Heartbeat{Heartbeat: &agentv1.Heartbeat{HasConditions: true,
 		Conditions: []*taskv1.Condition{{Type: "PolicyInvalid", Status: taskv1.ConditionStatus_CONDITION_STATUS_TRUE, Message: "line 3"}}}}})
 	w.eventually("the condition is stored", func() bool { return condition(w.node("n1").GetConditions(), "PolicyInvalid") != nil })
+	heard := w.node("n1").GetLastSeenTime().AsTime()
 	for range h.inbox { // silence: the server cuts it
 	}
 	if status.Code(*h.end) != codes.DeadlineExceeded {
 		t.Errorf("a silent session ended with %v", *h.end)
 	}
 	w.eventually("the node is away", func() bool { return w.node("n1").GetState() == nodev1.NodeState_NODE_STATE_DISCONNECTED })
-	if w.node("n1").GetLastSeenTime() == nil {
-		t.Error("no last_seen_time")
+	if got := w.node("n1").GetLastSeenTime(); got == nil || got.AsTime().Before(heard) {
+		t.Errorf("last_seen_time = %v, want it no earlier than %v, as it was while the node was there", got, heard)
 	}
 }
 

@@ -2,6 +2,7 @@ package formats_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -260,15 +261,26 @@ func write(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			j, err := protojson.MarshalOptions{Multiline: true}.Marshal(m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for ext, data := range map[string][]byte{"binpb": b, "json": append(j, '\n')} {
+			for ext, data := range map[string][]byte{"binpb": b, "json": asJSON(t, m)} {
 				if err := os.WriteFile(fixture(release, d, v, ext), data, 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
 	}
+}
+
+// asJSON returns m as JSON. The spaces of protojson differ from build to build.
+func asJSON(t *testing.T, m proto.Message) []byte {
+	t.Helper()
+	j, err := protojson.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, j, "", "  "); err != nil {
+		t.Fatal(err)
+	}
+	out.WriteByte('\n')
+	return out.Bytes()
 }

@@ -187,7 +187,7 @@ func TestAgentDoesNotRun(t *testing.T) {
 	_, config := configured(t)
 	for _, args := range [][]string{{"status"}, {"journal", "list"}, {"task", "resolve", "t", "--as", "accept", "--reason", "x"}} {
 		code, stdout, stderr := run(t, append(args, "--config", config)...)
-		if code != 1 || stdout != "" || !strings.Contains(stderr, "millwrightd does not run on this node") || !strings.Contains(stderr, "systemctl start millwrightd") {
+		if code != 1 || stdout != "" || !strings.Contains(stderr, "millwrightd does not run on this node") || !strings.Contains(stderr, "systemctl restart millwrightd") {
 			t.Errorf("%v = %d, %q, %q; want 1 and the way out", args, code, stdout, stderr)
 		}
 	}

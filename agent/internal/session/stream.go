@@ -238,7 +238,7 @@ func (st *stream) read(ctx context.Context) error {
 			return errClosed
 		}
 		if err != nil {
-			return err
+			return rpcerr.Plain(err)
 		}
 		if m.GetSessionEpoch() != st.epoch {
 			st.log.DebugContext(ctx, "message of another epoch ignored", "other_epoch", m.GetSessionEpoch())

@@ -7,7 +7,6 @@ package admit
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -202,7 +201,7 @@ func at(i int, field string) string { return fmt.Sprintf("leaves[%d].%s", i, fie
 // clip keeps a value in a message short.
 func clip(s string) string {
 	if len(s) > 100 {
-		return strings.ToValidUTF8(s[:100], "") + "..."
+		return s[:100] + "..."
 	}
 	return s
 }

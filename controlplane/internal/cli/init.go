@@ -58,7 +58,7 @@ func (o *initOptions) run(cmd *cobra.Command, path string, stdout, stderr io.Wri
 	}
 	file, err := controlplane.Found(cmd.Context(), cfg, bundle, o.trustDomain)
 	if err != nil {
-		return fmt.Errorf("found server in %s: %w", cfg.StateDir, err)
+		return fmt.Errorf("init in %s: %w", cfg.StateDir, err)
 	}
 	out, err := protojson.MarshalOptions{Multiline: true}.Marshal(file)
 	if err != nil {

@@ -312,8 +312,13 @@ func commandText(c *taskv1.CommandOutcome) string {
 // stepErrors writes what went wrong in steps.
 func stepErrors(w io.Writer, t *taskv1.Task) {
 	for i, s := range t.GetSteps() {
-		if s.GetError() != "" {
-			fmt.Fprintf(w, "  step %d: %s\n", i, printable(s.GetError()))
+		what := printable(s.GetError())
+		switch name := fmt.Sprintf("step %d", i); {
+		case what == "":
+		case strings.HasPrefix(what, name+" "):
+			fmt.Fprintf(w, "  %s\n", what)
+		default:
+			fmt.Fprintf(w, "  %s: %s\n", name, what)
 		}
 	}
 }

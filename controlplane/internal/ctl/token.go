@@ -82,7 +82,7 @@ func (a *app) createToken(ctx context.Context, c *client, node string, ttl time.
 	if err := home.Create(out, data, secretMode); err != nil {
 		return homeError(err)
 	}
-	a.remark("wrote %s, good until %s; bring it to /etc/millwright/join.json on %s, then: systemctl start millwrightd",
+	a.remark("wrote %s, good until %s; bring it to /etc/millwright/join.json on %s, then: systemctl restart millwrightd",
 		out, stamp(resp.GetExpireTime()), node)
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -32,6 +33,7 @@ type rig struct {
 	db     *boltstore.Store
 	reader *countingReader
 	log    *eventlog.Log
+	ahead time.Duration // of the log's clock before the dispatcher's
 	// committed, when set, is called after each commit of the dispatcher.
 	committed func()
 }
@@ -59,8 +61,9 @@ func newRig(t *testing.T) *rig {
 		wg.Wait()
 		_ = db.Close()
 	})
-	r := &rig{db: db, reader: &countingReader{Reader: db},
-		log: eventlog.New(eventlog.Config{Writer: db, Spec: func(*taskv1.TaskLeaf) *anypb.Any { return nil }})}
+	r := &rig{db: db, reader: &countingReader{Reader: db}}
+	r.log = eventlog.New(eventlog.Config{Writer: db, Spec: func(*taskv1.TaskLeaf) *anypb.Any { return nil },
+		Now: func() time.Time { return time.Now().Add(r.ahead) }})
 	r.Dispatcher = dispatch.New(dispatch.Config{
 		Log: r, Reader: r.reader, TrustUpdates: func(uint64) []*taskv1.Envelope { return nil },
 		Logger: slog.New(slog.DiscardHandler), Actor: "server", Heartbeat: time.Hour,
@@ -173,41 +176,45 @@ func TestSessionThatWasOvertakenWhileItWasOpened(t *testing.T) {
 // A node that reads nothing keeps the sender waiting, and with it the stream.
 func TestCutNodeThatReadsNothingIsNotHeard(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	ctx, hangUp := context.WithCancel(t.Context())
-	p := newPipe(ctx)
-	ended := make(chan error, 1)
-	var wg sync.WaitGroup
-	wg.Go(func() { ended <- r.Serve(peer(), p) })
-	p.in <- hello()
-	epoch := (<-p.out).GetSessionEpoch()
-	r.append(t, &auditv1.LogEntry{Entry: &auditv1.LogEntry_NodeEvicted{NodeEvicted: &auditv1.NodeEvicted{Node: "n1"}}})
-	r.Cut("n1", "EVICTED", "")
-	p.in <- &agentv1.SessionRequest{SessionEpoch: epoch, Message: &agentv1.SessionRequest_Events{
-		Events: &agentv1.EventBatch{JournalId: "j", Frames: [][]byte{opened(t)}}}}
-	hangUp()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("Serve = %v", err)
-	}
-	if err := r.Run(ctx); err != nil { // waits for the receiver
-		t.Errorf("Run = %v", err)
-	}
-	wg.Wait()
-	err := r.db.View(t.Context(), func(v store.View) error {
-		_, err := v.Frame(store.FrameKey{Node: "n1", JournalID: "j", Seq: 1})
-		return err
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		ctx, hangUp := context.WithCancel(t.Context())
+		p := newPipe(ctx)
+		ended := make(chan error, 1)
+		var wg sync.WaitGroup
+		wg.Go(func() { ended <- r.Serve(peer(), p) })
+		p.in <- hello()
+		epoch := (<-p.out).GetSessionEpoch()
+		r.append(t, &auditv1.LogEntry{Entry: &auditv1.LogEntry_NodeEvicted{NodeEvicted: &auditv1.NodeEvicted{Node: "n1"}}})
+		r.Cut("n1", "EVICTED", "")
+		p.in <- &agentv1.SessionRequest{SessionEpoch: epoch, Message: &agentv1.SessionRequest_Events{
+			Events: &agentv1.EventBatch{JournalId: "j", Frames: [][]byte{opened(t)}}}}
+		synctest.Wait() // all that comes of it has come
+		err := r.db.View(t.Context(), func(v store.View) error {
+			_, err := v.Frame(store.FrameKey{Node: "n1", JournalID: "j", Seq: 1})
+			return err
+		})
+		if !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("a frame of a node that was cut: %v, want it not stored", err)
+		}
+		hangUp()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Serve = %v", err)
+		}
+		if err := r.Run(ctx); err != nil { // waits for the receiver
+			t.Errorf("Run = %v", err)
+		}
+		wg.Wait()
 	})
-	if !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("a frame of a node that was cut: %v, want it not stored", err)
-	}
 }
 
 // tasks adds n tasks to the queue of the node, signed as one set.
-func (r *rig) tasks(t *testing.T, n int) {
+func (r *rig) tasks(t *testing.T, n int) (ids []string) {
 	t.Helper()
 	leaves := make([]*taskv1.TaskLeaf, n)
 	for i := range leaves {
-		leaves[i] = &taskv1.TaskLeaf{TaskId: pkitest.NewTaskID(t), Node: "n1", Mode: taskv1.Mode_MODE_EXECUTE, Kind: "system.command", Revision: 1}
+		ids = append(ids, pkitest.NewTaskID(t))
+		leaves[i] = &taskv1.TaskLeaf{TaskId: ids[i], Node: "n1", Mode: taskv1.Mode_MODE_EXECUTE, Kind: "system.command", Revision: 1}
 	}
 	env, signed := pkitest.New(t).Sign(t, leaves...)
 	if err := r.log.Commit(t.Context(), func(tx *eventlog.Tx) error {
@@ -222,6 +229,7 @@ func (r *rig) tasks(t *testing.T, n int) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	return ids
 }
 
 // countingReader counts the tasks that are read from queues.
@@ -279,4 +287,36 @@ func TestLongQueueIsReadAsFarAsTheCreditsReach(t *testing.T) {
 	if n := r.reader.read.Load(); n == 0 || n > 4*64 {
 		t.Errorf("%d tasks were read for 4 credits", n)
 	}
+}
+
+// A clock that is set back must not keep a deferred task waiting until it has
+// caught up.
+func TestDeferredBeforeTheClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	id := r.tasks(t, 1)[0]
+	r.ahead = 48 * time.Hour
+	r.append(t, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskAssigned{TaskAssigned: &auditv1.TaskAssigned{TaskId: id}}})
+	r.append(t, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskDeferred{TaskDeferred: &auditv1.TaskDeferred{TaskId: id, Answer: &agentv1.Deferred{Reason: "X"}}}})
+	r.ahead = 0
+	r.tasks(t, 1) // must not be sent first
+	ctx, hangUp := context.WithCancel(t.Context())
+	p := newPipe(ctx)
+	ended := make(chan error, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() { ended <- r.Serve(peer(), p) })
+	first := hello()
+	first.GetHello().LastSeq, first.GetHello().Credits = 0, 1
+	p.in <- first
+	<-p.out
+	leaf := &taskv1.TaskLeaf{}
+	if err := proto.Unmarshal((<-p.out).GetAssignment().GetSignedLeaf().GetLeaf(), leaf); err != nil || leaf.GetTaskId() != id {
+		t.Errorf("the task %s was sent, %v; want %s", leaf.GetTaskId(), err, id)
+	}
+	hangUp()
+	<-ended
+	if err := r.Run(ctx); err != nil {
+		t.Errorf("Run = %v", err)
+	}
+	wg.Wait()
 }

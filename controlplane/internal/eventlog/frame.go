@@ -224,7 +224,7 @@ func (t *Tx) opened(node string, o *taskv1.JournalOpened) error {
 	}
 	reason := strings.TrimPrefix(o.GetReason().String(), "JOURNAL_REASON_")
 	return t.foundOnNode(node, "IntentsLost", reason,
-		"the node began a new journal and no longer restores by itself what earlier tasks set up; create those tasks again")
+		"the node began a new journal and no longer restores by itself what earlier tasks set up; create those tasks again (this stands until the node joins anew)")
 }
 
 // restore makes a task known again from what its node accepted.

@@ -164,6 +164,8 @@ func (w world) copy(b block, fields []string) {
 	if err != nil {
 		w.t.Fatalf("README.md:%d: mode of %s: %v", b.line, fromPath, err)
 	}
+	// Unlike WriteFile, scp makes no directories.
+	testbedtest.Exec(w.t, to, "test", "-d", filepath.Dir(toPath))
 	if err := to.WriteFile(w.t.Context(), toPath, data, fs.FileMode(mode)); err != nil {
 		w.t.Fatalf("README.md:%d: %v", b.line, err)
 	}

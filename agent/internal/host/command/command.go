@@ -242,10 +242,11 @@ func (o *one) interrupted(ctx context.Context, err error) (host.Outcome, error) 
 }
 
 func (o *one) death() string {
+	where := "see journalctl -u " + o.unit
 	if d := o.dir.Death(); d != "" {
-		return d
+		return d + "; " + where
 	}
-	return "see the journal of " + o.unit
+	return where
 }
 
 const (

@@ -80,6 +80,7 @@ type Document struct {
 	lines  map[string]int  // by field path
 	silent map[string]bool // paths of oneofs whose choice could not be read
 	found  Problems
+	read   bool // the text has fields: without them none of them is missing
 }
 
 // Read fills spec from data. name stands for the document in messages. What can
@@ -99,6 +100,7 @@ func Read(name string, data []byte, spec proto.Message) *Document {
 		d.add(root, "", excerpt(root), "must be a mapping of fields; "+known(spec.ProtoReflect().Descriptor()))
 		return d
 	}
+	d.read = true
 	d.message(root, spec.ProtoReflect(), "", 0)
 	return d
 }
@@ -128,7 +130,7 @@ func (d *Document) Check(invalid error) error {
 
 // unreadable reports whether the field, or one around it, has a mistake already.
 func (d *Document) unreadable(field string) bool {
-	return d.silent[field] || slices.ContainsFunc(d.found, func(p Problem) bool {
+	return !d.read || d.silent[field] || slices.ContainsFunc(d.found, func(p Problem) bool {
 		return p.Field == field || within(field, p.Field) || within(p.Field, field)
 	})
 }

@@ -66,6 +66,21 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// TestUnreadable wants a text that cannot be read to be told as that alone: that
+// its fields are missing would lead astray.
+func TestUnreadable(t *testing.T) {
+	missing := tasks.Problems{{Field: "argv", Rule: "is required"}}
+	for _, text := range []string{"argv: [", "\xff\xfe", "- /bin/true\n", strings.Repeat("#", specfile.MaxBytes+1)} {
+		var got specfile.Problems
+		if err := specfile.Read("f", []byte(text), &systemv1.CommandSpec{}).Check(missing); !errors.As(err, &got) || len(got) != 1 {
+			t.Errorf("%.20q: %v, want one problem", text, err)
+		}
+	}
+	if err := specfile.Read("f", nil, &systemv1.CommandSpec{}).Check(missing); err == nil {
+		t.Error("an empty text has no missing field")
+	}
+}
+
 func TestMistakes(t *testing.T) {
 	tests := []struct {
 		name string

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -174,7 +173,7 @@ func (s *Service) put(m *agentv1.UploadOutputRequest) (*agentv1.UploadOutputResp
 
 func clip(s string) string {
 	if len(s) > 100 {
-		return strings.ToValidUTF8(s[:100], "") + "..."
+		return s[:100] + "..."
 	}
 	return s
 }

@@ -151,7 +151,7 @@ func (s *Service) whole(row *serverv1.TaskRow) (*taskv1.Task, error) {
 // clip keeps a value in a message short.
 func clip(s string) string {
 	if len(s) > 100 {
-		return strings.ToValidUTF8(s[:100], "") + "..."
+		return s[:100] + "..."
 	}
 	return s
 }
