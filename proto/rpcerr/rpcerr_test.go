@@ -56,7 +56,7 @@ func TestPlain(t *testing.T) {
 	if status.Code(err) != codes.PermissionDenied || rpcerr.Reason(err) != "TOKEN_USED" {
 		t.Errorf("code %v, reason %q: want those of the call", status.Code(err), rpcerr.Reason(err))
 	}
-	if other := errors.New("x"); rpcerr.Plain(other) != other || rpcerr.Plain(nil) != nil {
+	if other := errors.New("x"); !errors.Is(rpcerr.Plain(other), other) || rpcerr.Plain(nil) != nil {
 		t.Error("an error without a status was changed")
 	}
 }

@@ -331,6 +331,14 @@ func TestEnsure(t *testing.T) {
 	if e := ensure(); e.NotAfter().After(later) {
 		t.Error("not expired")
 	}
+
+	// Damaged: a person has to decide, and is told how.
+	if err := os.WriteFile(filepath.Join(cfg.Dir, "svid.pem"), []byte("garbage"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := enrol.Ensure(t.Context(), cfg, path); err == nil || !strings.Contains(err.Error(), "remove "+cfg.Dir) {
+		t.Errorf("a damaged certificate: %v, want the way out", err)
+	}
 }
 
 // TestRejoinKeepsTheTrustRoot enrols a host anew whose trust root is newer than

@@ -14,6 +14,7 @@ import (
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/proto/rpcerr"
 )
 
 const (
@@ -252,11 +253,11 @@ func (up *upload) exchange(ctx context.Context, p place, pos *position, data []b
 		Offset: pos.received, Data: data, TotalBytes: total, Last: last,
 	})
 	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("send output: %w", err)
+		return fmt.Errorf("send output: %w", rpcerr.Plain(err))
 	}
 	r, err := up.rpc.Recv()
 	if err != nil {
-		return fmt.Errorf("send output: %w", err)
+		return fmt.Errorf("send output: %w", rpcerr.Plain(err))
 	}
 	if r.GetTaskId() != p.id.TaskID || r.GetStep() != p.id.Step || r.GetStream() != p.stream || r.GetPart() != p.part {
 		return fmt.Errorf("send output: the server answered for task %q step %d, not for what was sent", r.GetTaskId(), r.GetStep())

@@ -33,7 +33,7 @@ type rig struct {
 	db     *boltstore.Store
 	reader *countingReader
 	log    *eventlog.Log
-	ahead time.Duration // of the log's clock before the dispatcher's
+	ahead  time.Duration // of the log's clock before the dispatcher's
 	// committed, when set, is called after each commit of the dispatcher.
 	committed func()
 }
@@ -79,36 +79,25 @@ func (r *rig) append(t *testing.T, e *auditv1.LogEntry) {
 	}
 }
 
-func (r *rig) node(t *testing.T) (node *serverv1.NodeRow) {
-	t.Helper()
-	if err := r.db.View(t.Context(), func(v store.View) (err error) {
-		node, err = v.Node("n1")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return node
-}
-
 // pipe is the stream of a session, seen from the node.
 type pipe struct {
-	ctx context.Context
-	in  chan *agentv1.SessionRequest  // to the server
-	out chan *agentv1.SessionResponse // from it
+	context func() context.Context
+	in      chan *agentv1.SessionRequest  // to the server
+	out     chan *agentv1.SessionResponse // from it
 }
 
 func newPipe(ctx context.Context) *pipe {
-	return &pipe{ctx: ctx, in: make(chan *agentv1.SessionRequest), out: make(chan *agentv1.SessionResponse)}
+	return &pipe{context: func() context.Context { return ctx }, in: make(chan *agentv1.SessionRequest), out: make(chan *agentv1.SessionResponse)}
 }
 
-func (p *pipe) Context() context.Context { return p.ctx }
+func (p *pipe) Context() context.Context { return p.context() }
 
 func (p *pipe) Send(m *agentv1.SessionResponse) error {
 	select {
 	case p.out <- m:
 		return nil
-	case <-p.ctx.Done():
-		return p.ctx.Err()
+	case <-p.context().Done():
+		return p.context().Err()
 	}
 }
 
@@ -116,7 +105,7 @@ func (p *pipe) Recv() (*agentv1.SessionRequest, error) {
 	select {
 	case m := <-p.in:
 		return m, nil
-	case <-p.ctx.Done():
+	case <-p.context().Done():
 		return nil, io.EOF
 	}
 }
@@ -279,7 +268,9 @@ func TestLongQueueIsReadAsFarAsTheCreditsReach(t *testing.T) {
 			Credits: &agentv1.Credits{Credits: uint32(turn) + 2}}}
 	}
 	hangUp()
-	<-ended
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Serve = %v", err)
+	}
 	if err := r.Run(ctx); err != nil {
 		t.Errorf("Run = %v", err)
 	}
@@ -314,7 +305,9 @@ func TestDeferredBeforeTheClockWasSetBack(t *testing.T) {
 		t.Errorf("the task %s was sent, %v; want %s", leaf.GetTaskId(), err, id)
 	}
 	hangUp()
-	<-ended
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("Serve = %v", err)
+	}
 	if err := r.Run(ctx); err != nil {
 		t.Errorf("Run = %v", err)
 	}
