@@ -21,7 +21,8 @@ type suite struct {
 	packages []string
 	tags     string
 	timeout  time.Duration
-	parallel int // packages at a time; 0: the go command's choice
+	parallel int    // packages at a time; 0: the go command's choice
+	show     string // the test whose output is printed also when it passes
 }
 
 // result is what ran.
@@ -82,7 +83,7 @@ func (s suite) run(ctx context.Context, out io.Writer, verbose bool) result {
 		err = cmd.Start()
 	}
 	if err == nil {
-		read(stdout, out, verbose, &r)
+		read(stdout, out, s.show, verbose, &r)
 		err = cmd.Wait()
 	}
 	var exit *exec.ExitError
@@ -124,7 +125,7 @@ func (s suite) expand(ctx context.Context) ([]string, error) {
 
 // read counts tests, not their subtests' parents twice, and prints the output
 // of those that fail.
-func read(in io.Reader, out io.Writer, verbose bool, r *result) {
+func read(in io.Reader, out io.Writer, show string, verbose bool, r *result) {
 	kept := map[string][]string{}
 	sc := bufio.NewScanner(in)
 	sc.Buffer(nil, 64<<20)
@@ -144,7 +145,7 @@ func read(in io.Reader, out io.Writer, verbose bool, r *result) {
 			}
 		case "pass", "skip", "fail":
 			r.count(l)
-			if l.Action == "fail" || l.Action == "skip" && l.Test != "" {
+			if l.Action == "fail" || l.Test != "" && (l.Action == "skip" || l.Test == show) {
 				fmt.Fprint(out, strings.Join(kept[key], ""))
 			}
 			delete(kept, key)

@@ -46,7 +46,7 @@ var required = []suite{
 	},
 	{
 		name: "e2e/crash", about: "agent, shim, server, node and network fail in the middle of a mount and a command",
-		packages: []string{"./test/e2e/crash"}, timeout: 10 * time.Minute,
+		packages: []string{"./test/e2e/crash"}, timeout: 10 * time.Minute, show: "TestCrash",
 	},
 	{
 		name: "e2e/host", about: "the node's hands on a node: systemd, dbus, mounts, commands",

@@ -199,6 +199,40 @@ func TestMakeTargets(t *testing.T) {
 	}
 }
 
+// TestInlineCommands asks that every command that the README names in passing
+// is run: by one of its blocks, or by a transcript of test/script.
+func TestInlineCommands(t *testing.T) {
+	readme := read(t, "README.md")
+	all, err := blocks(readme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var run strings.Builder
+	for _, b := range all {
+		run.WriteString(b.text)
+	}
+	scripts, err := filepath.Glob(filepath.Join(clustertest.Root(t), "test/script/testdata/*/*.txtar"))
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no transcripts (%v)", err)
+	}
+	for _, f := range scripts {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run.Write(b)
+	}
+	named := regexp.MustCompile("`((?:millctl|millwrightd|millwright-server)(?: [a-z]+)+)").FindAllStringSubmatch(readme, -1)
+	if len(named) < 5 {
+		t.Fatalf("the README names %d commands in passing", len(named))
+	}
+	for _, m := range named {
+		if !strings.Contains(run.String(), m[1]) {
+			t.Errorf("nothing runs %q", m[1])
+		}
+	}
+}
+
 // TestLinks asks that every file that the README links to is there.
 func TestLinks(t *testing.T) {
 	for _, m := range regexp.MustCompile(`\]\(([^)#:]+)\)`).FindAllStringSubmatch(read(t, "README.md"), -1) {
