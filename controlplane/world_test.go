@@ -91,7 +91,7 @@ func newWorld(t testing.TB) *world {
 func newWorldWith(t testing.TB, change func(*controlplane.Config)) *world {
 	t.Helper()
 	w := &world{t: t, cluster: pkitest.New(t), operatorKey: newIdentityKey(t)}
-	var out io.Writer = io.Discard
+	out := io.Discard
 	if os.Getenv("MILLWRIGHT_TEST_LOG") != "" {
 		out = os.Stderr
 	}
@@ -160,7 +160,7 @@ func (w *world) restart() {
 func (w *world) dial(id *pki.Identity) *grpc.ClientConn {
 	w.t.Helper()
 	source := new(pki.Static)
-	cfg := &tls.Config{}
+	var cfg *tls.Config
 	if id == nil {
 		cfg = pki.JoinTLS(pkitest.TrustDomain, sha(w.t, w.context.GetCaSha256()), nil)
 	} else {

@@ -126,7 +126,7 @@ func TestDomainsDoNotSeeEachOther(t *testing.T) {
 
 // TestServerLinksNoHost looks at all that the server binary links.
 func TestServerLinksNoHost(t *testing.T) {
-	cmd := exec.Command("go", "list", "-deps", "./controlplane/cmd/millwright-server")
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "./controlplane/cmd/millwright-server")
 	cmd.Dir = root()
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.Output()

@@ -2,6 +2,7 @@ package arch_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"go/ast"
 	"go/parser"
@@ -48,7 +49,7 @@ var list = sync.OnceValues(func() ([]pkg, error) {
 })
 
 func goList(args ...string) ([]pkg, error) {
-	cmd := exec.Command("go", append([]string{"list", "-json"}, args...)...)
+	cmd := exec.CommandContext(context.Background(), "go", append([]string{"list", "-json"}, args...)...)
 	cmd.Dir = root()
 	var errs bytes.Buffer
 	cmd.Stderr = &errs

@@ -131,7 +131,7 @@ func (c *Cluster) StopServer(ctx context.Context) error {
 		return fmt.Errorf("stop the server: %w", err)
 	}
 	return c.poll(ctx, 20*time.Second, func() error {
-		conn, err := net.DialTimeout("tcp", c.Address(), time.Second)
+		conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", c.Address())
 		if err != nil {
 			return nil //nolint:nilerr // nobody listens any more: that is what we wait for
 		}

@@ -24,7 +24,11 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if !run(ctx, selected(*only), *verbose) {
+	ok, err := run(ctx, selected(*only), *verbose)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	if !ok || err != nil {
 		stop()
 		os.Exit(1)
 	}
@@ -44,7 +48,7 @@ func selected(only string) []suite {
 	return out
 }
 
-func run(ctx context.Context, suites []suite, verbose bool) bool {
+func run(ctx context.Context, suites []suite, verbose bool) (ok bool, err error) {
 	var results []result
 	for _, s := range suites {
 		fmt.Printf("=== suite %s: %s\n", s.name, s.about)
@@ -55,11 +59,12 @@ func run(ctx context.Context, suites []suite, verbose bool) bool {
 	return report(results)
 }
 
-func report(results []result) bool {
+func report(results []result) (ok bool, err error) {
 	fmt.Println()
 	w := tabwriter.NewWriter(os.Stdout, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "SUITE\tVERDICT\tPASSED\tFAILED\tSKIPPED\tTIME")
-	passed, failed, ok := 0, 0, len(results) > 0
+	passed, failed := 0, 0
+	ok = len(results) > 0
 	for _, r := range results {
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\n", r.suite, r.verdict(), r.passed, r.failed, r.skipped, r.took.Round(time.Second))
 		passed += r.passed
@@ -69,8 +74,10 @@ func report(results []result) bool {
 			failed = max(failed, 1)
 		}
 	}
-	w.Flush()
+	if err := w.Flush(); err != nil {
+		return false, fmt.Errorf("write the report: %w", err)
+	}
 	fmt.Printf("\n%d suites required, %d run\n", len(results), len(results))
 	fmt.Printf("%d passed, %d failed\n", passed, failed)
-	return ok
+	return ok, nil
 }

@@ -82,10 +82,15 @@ func deleteLink(ctx context.Context, link string) error {
 	}
 	_, err := run(ctx, "ip", "link", "del", link)
 	// Deleting a namespace deletes its links too, a little later.
-	if _, gone := net.InterfaceByName(link); gone != nil {
+	if !linkExists(link) {
 		return nil
 	}
 	return err
+}
+
+func linkExists(link string) bool {
+	_, err := net.InterfaceByName(link)
+	return err == nil
 }
 
 // deadBridge is never up, so it drops what comes into its ports.
@@ -132,7 +137,7 @@ func (n *Node) Heal(ctx context.Context) error {
 
 // replug does nothing while the node is off: Start looks at the file.
 func (n *Node) replug(ctx context.Context, cut bool) error {
-	if _, err := net.InterfaceByName(n.testbed.state.nodeLink(n.name)); err != nil {
+	if !linkExists(n.testbed.state.nodeLink(n.name)) {
 		return nil
 	}
 	if err := n.plug(ctx, cut); err != nil {

@@ -74,7 +74,7 @@ func (t *Testbed) startKeeper(cgroup, logFile string, argv []string) error {
 	args := []string{"-c", joinScript + keeperScript, "keeper", strconv.FormatBool(owned),
 		strings.Join(t.cgroupPaths(keeperCgroup), " "), strings.Join(t.cgroupPaths(cgroup), " "),
 		"setpriv", "--bounding-set", deniedCapabilities, "--inh-caps", deniedCapabilities}
-	cmd := exec.Command("sh", append(args, argv...)...)
+	cmd := exec.Command("sh", append(args, argv...)...) //nolint:noctx // the keeper outlives the call that starts it
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = []string{"PATH=" + nodePath, "LANG=C.UTF-8", "JOIN_AND_EXEC=" + joinAndExec()}
 	cmd.Dir = "/"

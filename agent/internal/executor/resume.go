@@ -148,6 +148,7 @@ func (t *task) position() (int, string) {
 			return i, "step begun, its outcome not recorded"
 		case taskv1.StepPhase_STEP_PHASE_APPLIED:
 			return i, "step applied, not verified"
+		default: // it has its outcome
 		}
 	}
 	return len(t.steps), "all steps verified"

@@ -152,7 +152,7 @@ func program(t *testing.T, argv ...string) *taskv1.CommandStep {
 // shimFor is a shim of dir that was not started yet.
 func shimFor(t *testing.T, dir shim.Dir, args ...string) *exec.Cmd {
 	t.Helper()
-	c := exec.Command(self(t), append([]string{"shim"}, append(args, string(dir))...)...)
+	c := exec.CommandContext(t.Context(), self(t), append([]string{"shim"}, append(args, string(dir))...)...)
 	c.Env = []string{"INVOCATION_ID=0123456789abcdef", "SECRET=hidden"}
 	c.Stderr = &bytes.Buffer{}
 	return c

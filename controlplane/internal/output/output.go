@@ -207,8 +207,9 @@ func limitOf(part agentv1.OutputPart) (uint64, error) {
 		return MaxHead, nil
 	case agentv1.OutputPart_OUTPUT_PART_TAIL:
 		return MaxTail, nil
+	default:
+		return 0, fmt.Errorf("%s is no part of an output", part)
 	}
-	return 0, fmt.Errorf("%s is no part of an output", part)
 }
 
 func sizeOf(path string) (uint64, error) {

@@ -71,8 +71,9 @@ func Terminal(s taskv1.TaskState) bool {
 		taskv1.TaskState_TASK_STATE_CANCELLED, taskv1.TaskState_TASK_STATE_REFUSED,
 		taskv1.TaskState_TASK_STATE_EXPIRED, taskv1.TaskState_TASK_STATE_ABANDONED:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // OpenAs reports among which open tasks one in state s is counted; 0 for none.
@@ -84,8 +85,9 @@ func OpenAs(s taskv1.TaskState) Open {
 		taskv1.TaskState_TASK_STATE_WAITING, taskv1.TaskState_TASK_STATE_RUNNING,
 		taskv1.TaskState_TASK_STATE_HELD:
 		return Sent
+	default:
+		return 0
 	}
-	return 0
 }
 
 func decodeEntry(e Entry) (*auditv1.LogEntry, error) {

@@ -106,11 +106,11 @@ func TestServerRunsAsItsOwnUser(t *testing.T) {
 func TestUpgradeRemoveAndPurge(t *testing.T) {
 	c := clustertest.Up(t, clustertest.Config{Nodes: 1, Policy: "version: 1\nrules:\n  - allow: system.command\n"})
 	n := node(t, c.Bed(), "n1")
-	ids, err := c.Cluster.Run(t.Context(), "system.command", "n1", `argv: [/bin/sh, -c, "until test -e /run/go; do sleep 0.1; done"]`)
+	ids, err := c.Run(t.Context(), "system.command", "n1", `argv: [/bin/sh, -c, "until test -e /run/go; do sleep 0.1; done"]`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Cluster.WaitState(t.Context(), ids[0], limit, taskv1.TaskState_TASK_STATE_RUNNING); err != nil {
+	if _, err := c.WaitState(t.Context(), ids[0], limit, taskv1.TaskState_TASK_STATE_RUNNING); err != nil {
 		t.Fatal(err)
 	}
 	unit := "millwright-task-" + ids[0] + "-0-1.service"
@@ -131,7 +131,7 @@ func TestUpgradeRemoveAndPurge(t *testing.T) {
 		t.Errorf("the upgrade changed the policy to %q", policy)
 	}
 	testbedtest.Exec(t, n, "touch", "/run/go")
-	if _, err := c.Cluster.WaitState(t.Context(), ids[0], limit, taskv1.TaskState_TASK_STATE_SUCCEEDED); err != nil {
+	if _, err := c.WaitState(t.Context(), ids[0], limit, taskv1.TaskState_TASK_STATE_SUCCEEDED); err != nil {
 		t.Error(err)
 	}
 	testbedtest.Exec(t, n, "dpkg", "--remove", "millwright-agent")

@@ -294,7 +294,7 @@ func TestOutput(t *testing.T) {
 		t.Errorf("output %+v, %v", o, err)
 	}
 	buf := make([]byte, 16)
-	if n, err := r.ReadHead(id, taskv1.Stream_STREAM_STDERR, buf, 1); n != 3 || err != io.EOF || string(buf[:n]) != "rr\n" {
+	if n, err := r.ReadHead(id, taskv1.Stream_STREAM_STDERR, buf, 1); n != 3 || !errors.Is(err, io.EOF) || string(buf[:n]) != "rr\n" {
 		t.Errorf("read %q, %v", buf[:n], err)
 	}
 	if n, err := r.ReadTail(id, taskv1.Stream_STREAM_STDOUT, buf, 0); n != 16 || err != nil {

@@ -101,7 +101,8 @@ func dirOf(properties []sd.Property) string {
 
 func (u *units) spawn(name, dir string) error {
 	u.starts++
-	c := exec.Command(u.exe, "shim", dir)
+	// A unit lives on when the one who started it has gone.
+	c := exec.CommandContext(context.WithoutCancel(u.t.Context()), u.exe, "shim", dir)
 	c.Env = append([]string{fmt.Sprintf("INVOCATION_ID=%032x", u.starts)}, u.env...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := c.Start(); err != nil {

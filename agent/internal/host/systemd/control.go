@@ -126,9 +126,9 @@ func (c *Conn) busy(ctx context.Context, name string) error {
 		return nil
 	}
 	where := sdunit.UnitNamePathUnescape(escaped)
-	users, err := c.cfg.Users(ctx, where)
-	if err != nil || len(users) == 0 {
-		return nil // the error of the job is told instead
+	users, _ := c.cfg.Users(ctx, where) // where they are not known, the error of the job is told
+	if len(users) == 0 {
+		return nil
 	}
 	var who []string
 	for _, u := range users[:min(len(users), 5)] {

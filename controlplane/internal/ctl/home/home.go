@@ -132,9 +132,6 @@ func (c *config) parse(data []byte) error {
 // Dir is the directory.
 func (h *Home) Dir() string { return h.dir }
 
-// Operator is the operator's name.
-func (h *Home) Operator() string { return h.config.Operator }
-
 // Root is the trust root as far as this operator knows it.
 func (h *Home) Root() *trustroot.Root { return h.root }
 
