@@ -35,6 +35,7 @@ check: $(TOOLS)/buf ## quick: what to run before each commit
 	$(GO) test ./test/arch/...
 
 test: build deb-all ## all suites that the repository requires
+	@command -v gcc >/dev/null || { echo 'installing gcc, for the race detector'; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q gcc libc6-dev; }
 	$(GO) run ./test/suites
 
 demo: build deb ## the main job, on real nodes; installs what it needs

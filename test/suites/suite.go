@@ -22,6 +22,7 @@ type suite struct {
 	tags     string
 	timeout  time.Duration
 	parallel int    // packages at a time; 0: the go command's choice
+	race     bool   // with the race detector
 	show     string // the test whose output is printed also when it passes
 }
 
@@ -62,6 +63,9 @@ func (s suite) run(ctx context.Context, out io.Writer, verbose bool) result {
 	args := []string{"test", "-json", "-count=1", fmt.Sprintf("-timeout=%s", s.timeout)}
 	if s.tags != "" {
 		args = append(args, "-tags="+s.tags)
+	}
+	if s.race {
+		args = append(args, "-race")
 	}
 	if s.parallel > 0 {
 		args = append(args, fmt.Sprintf("-p=%d", s.parallel))

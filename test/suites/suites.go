@@ -9,7 +9,7 @@ var required = []suite{
 		packages: []string{"./test/arch/..."}, timeout: 5 * time.Minute,
 	},
 	{
-		name: "unit", about: "every package by itself",
+		name: "unit", about: "every package by itself, with the race detector", race: true,
 		packages: []string{"./...", "-test"}, timeout: 15 * time.Minute,
 	},
 	{
@@ -22,7 +22,7 @@ var required = []suite{
 	},
 	{
 		name: "harness", about: "server and agents in one process, with restarts and cuts",
-		packages: []string{"./test/harness/..."}, timeout: 10 * time.Minute,
+		packages: []string{"./test/harness/..."}, race: true, timeout: 10 * time.Minute,
 	},
 	{
 		name: "hostile", about: "a server with the cluster's keys alters, repeats and lies; the node is none the worse",
