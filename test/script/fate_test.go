@@ -77,7 +77,10 @@ func (s *server) finish(t *taskv1.Task, fate string, step func(string, taskv1.Ta
 	}
 	t.Steps = []*taskv1.StepOutcome{outcome}
 	if t.GetKind() == "system.command" {
-		outcome.Command = &taskv1.CommandOutcome{InvocationId: "0123456789abcdef0123456789abcdef", Duration: durationpb.New(time.Second)}
+		outcome.Command = &taskv1.CommandOutcome{
+			InvocationId: "0123456789abcdef0123456789abcdef", Duration: durationpb.New(time.Second),
+			Stdout: &taskv1.OutputSummary{TotalBytes: 9007199254740993, HeadSha256: []byte{0x01, 0xfe, 0xdc, 0xba, 0x98}},
+		}
 	}
 	switch fate {
 	case "succeeded":

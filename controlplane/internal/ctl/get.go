@@ -227,7 +227,7 @@ func labelText(labels []*taskv1.Label) string {
 	return strings.Join(pairs, ", ")
 }
 
-// typed writes a spec or result as a spec file has it.
+// typed writes a spec or result for people.
 func typed(b *strings.Builder, title string, a *anypb.Any) {
 	if a == nil {
 		return

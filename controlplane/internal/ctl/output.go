@@ -10,7 +10,6 @@ import (
 	"time"
 	"unicode"
 
-	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -93,34 +92,6 @@ func dropUnknown(m protoreflect.Message) []string {
 		return true
 	})
 	return names
-}
-
-// asYAML returns the fields of a message as a spec file has them.
-func asYAML(m proto.Message) (string, error) {
-	b, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
-	if err != nil {
-		return "", err
-	}
-	var n yaml.Node
-	if err := yaml.Unmarshal(b, &n); err != nil {
-		return "", err
-	}
-	block(&n)
-	var out strings.Builder
-	enc := yaml.NewEncoder(&out)
-	enc.SetIndent(2)
-	if err := enc.Encode(&n); err != nil {
-		return "", err
-	}
-	return strings.TrimRight(out.String(), "\n"), enc.Close()
-}
-
-// block sets a node in YAML's block style.
-func block(n *yaml.Node) {
-	n.Style = 0
-	for _, c := range n.Content {
-		block(c)
-	}
 }
 
 func (a *app) write(b []byte) error {

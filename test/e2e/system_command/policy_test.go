@@ -66,6 +66,8 @@ func invalidPolicy(t *testing.T, c *clustertest.Cluster) {
 		if n := runs(c, name); n != "0" {
 			t.Errorf("without a policy a command ran %s times", n)
 		}
+		// The node says that it is well again, and gets its tasks at once.
+		told(t, c)
 		setPolicy(t, c, clustertest.AllowAll)
 		for _, id := range ids {
 			if task := c.End(id); task.GetState() != taskv1.TaskState_TASK_STATE_SUCCEEDED {
@@ -79,6 +81,26 @@ func invalidPolicy(t *testing.T, c *clustertest.Cluster) {
 	release(c, "before")
 	if task := c.End(running); task.GetState() != taskv1.TaskState_TASK_STATE_SUCCEEDED {
 		t.Errorf("what ran meanwhile is %s: %s", task.GetState(), task.GetMessage())
+	}
+}
+
+// told waits until the server knows that the policy of the node is invalid.
+func told(t *testing.T, c *clustertest.Cluster) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		n, err := c.Node(t.Context(), "n1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, cond := range n.GetConditions() {
+			if cond.GetType() == "PolicyInvalid" && cond.GetStatus() == taskv1.ConditionStatus_CONDITION_STATUS_TRUE {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the node's conditions are %v, want PolicyInvalid", n.GetConditions())
+		}
 	}
 }
 

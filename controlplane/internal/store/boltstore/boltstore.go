@@ -42,7 +42,9 @@ type Store struct {
 	ended    chan struct{} // closed by Run when no more writes are taken
 }
 
-// Create makes the file, which must not exist, and opens it.
+// Create makes the file, which must not exist, and opens it. It is made under
+// another name and renamed when it is whole, so that a crash leaves none that
+// can neither be opened nor made again.
 func Create(path string) (*Store, error) {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		if err != nil {
@@ -50,9 +52,31 @@ func Create(path string) (*Store, error) {
 		}
 		return nil, fmt.Errorf("create store %s: %w", path, ErrExists)
 	}
+	unfinished := path + ".new"
+	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("create store %s: %w", path, err)
+	}
+	if err := create(unfinished); err != nil {
+		return nil, fmt.Errorf("create store %s: %w", path, err)
+	}
+	if err := os.Rename(unfinished, path); err != nil {
+		return nil, fmt.Errorf("create store: %w", err)
+	}
+	if err := syncDir(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
 	db, err := open(path)
 	if err != nil {
 		return nil, err
+	}
+	return newStore(db), nil
+}
+
+// create makes a whole file with nothing in it.
+func create(path string) error {
+	db, err := open(path)
+	if err != nil {
+		return err
 	}
 	err = db.Update(func(tx *bolt.Tx) error {
 		for _, name := range allBuckets() {
@@ -66,13 +90,7 @@ func Create(path string) (*Store, error) {
 		}
 		return meta.Put(keyVersion, number(schemaVersion))
 	})
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("create store %s: %w", path, err), db.Close())
-	}
-	if err := syncDir(filepath.Dir(path)); err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	return newStore(db), nil
+	return errors.Join(err, db.Close())
 }
 
 // Open opens a file that [Create] has made, and reads it once. A missing or

@@ -260,3 +260,34 @@ func TestOpenOfADamagedStore(t *testing.T) {
 		}
 	}
 }
+
+// TestCreateAfterACrash leaves what a crash in the middle of Create leaves, at
+// both of its stages.
+func TestCreateAfterACrash(t *testing.T) {
+	t.Parallel()
+	for name, left := range map[string][]byte{"empty": nil, "half": bytes.Repeat([]byte{0xff}, 5000)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "store.db")
+			if err := os.WriteFile(path+".new", left, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s, err := boltstore.Create(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(path + ".new"); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the unfinished file is still there: %v", err)
+			}
+			if s, err = boltstore.Open(path); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
