@@ -17,7 +17,7 @@ build: ## build the programs into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=auto -tags '$(GOTAGS)' -o bin/ ./agent/cmd/... ./controlplane/cmd/... ./test/testbed/cmd/...
 
 # Tools are pinned in a module of their own, so that the product's stays small.
-$(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/nfpm $(TOOLS)/golangci-lint: packaging/tools/go.mod packaging/tools/go.sum
+$(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/nfpm $(TOOLS)/golangci-lint $(TOOLS)/govulncheck: packaging/tools/go.mod packaging/tools/go.sum
 	cd packaging/tools && $(GO) build -o $(CURDIR)/$@ $$($(GO) list tool | grep "/$(notdir $@)$$")
 	@touch $@
 
@@ -50,8 +50,8 @@ demo-down: ## end the demo that was kept running
 bench: ## the figures that can be measured here
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./agent/internal/state/... ./controlplane ./controlplane/internal/store/...
 
-vuln: ## known vulnerabilities, where the database can be reached
-	$(GO) run golang.org/x/vuln/cmd/govulncheck@latest ./...
+vuln: $(TOOLS)/govulncheck ## known vulnerabilities, where the database can be reached
+	govulncheck ./...
 
 clean: ## remove what was built
 	rm -rf bin dist

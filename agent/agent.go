@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/enrol"
 	"github.com/gpuaas/millwright/agent/internal/local"
 )
@@ -83,7 +84,7 @@ func (a *Agent) serve(ctx context.Context) {
 			a.log.WarnContext(ctx, "a new journal begins, since the server has seen more of this one than is here")
 			// A server that always says so must not make a loop of journals.
 			if replaced {
-				pause(ctx, tryAgain)
+				clock.Sleep(ctx, tryAgain)
 			}
 			replaced = true
 		case errors.Is(err, errNewBundle):
@@ -92,7 +93,7 @@ func (a *Agent) serve(ctx context.Context) {
 		default:
 			a.stopped(err)
 			a.log.ErrorContext(ctx, "no work can be done", "err", err, "retry_in", tryAgain)
-			pause(ctx, tryAgain)
+			clock.Sleep(ctx, tryAgain)
 		}
 	}
 }
@@ -121,7 +122,7 @@ func (a *Agent) enrol(ctx context.Context) (e *enrol.Enrolment, joined bool) {
 		a.log.ErrorContext(ctx, "the node has no identity", "err", err)
 		// The same bundle would get the same answer.
 		for ctx.Err() == nil && stamp(a.cfg.JoinFile) == before {
-			pause(ctx, lookForBundle)
+			clock.Sleep(ctx, lookForBundle)
 		}
 	}
 	return nil, false
@@ -178,7 +179,7 @@ func (a *Agent) watchdog(ctx context.Context) {
 	if a.cfg.Watchdog <= 0 {
 		return
 	}
-	for pause(ctx, a.cfg.Watchdog/3) {
+	for clock.Sleep(ctx, a.cfg.Watchdog/3) {
 		if n, _ := a.current(); n != nil {
 			if err := n.alive(ctx); err != nil {
 				a.log.ErrorContext(ctx, "no sign of life given", "err", err)
@@ -186,17 +187,5 @@ func (a *Agent) watchdog(ctx context.Context) {
 			}
 		}
 		a.cfg.Notify("WATCHDOG=1")
-	}
-}
-
-// pause returns false when ctx ends before d is over.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }

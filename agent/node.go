@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/enrol"
 	"github.com/gpuaas/millwright/agent/internal/executor"
 	"github.com/gpuaas/millwright/agent/internal/gate"
@@ -129,7 +130,7 @@ func (n *node) run(ctx context.Context) error {
 // bundle waits for the next start.
 func (n *node) awaitBundle(ctx context.Context, before fileStamp) error {
 	begin := n.cfg.Clock.Boot()
-	for pause(ctx, lookForBundle) {
+	for clock.Sleep(ctx, lookForBundle) {
 		if n.cfg.Clock.Now().Before(n.enrolment.NotAfter()) {
 			continue
 		}

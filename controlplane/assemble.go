@@ -83,7 +83,7 @@ func (s *Server) site(ctx context.Context, db *boltstore.Store) (*site, error) {
 		return nil, err
 	}
 	w.log = eventlog.New(eventlog.Config{
-		Writer: db, Now: s.cfg.Now, Spec: specOf(s.cfg.Registry), Authorizer: authorizer(root),
+		Writer: db, Now: s.cfg.Now, Spec: specOf(s.cfg.Registry), Intent: intentOf(s.cfg.Registry), Authorizer: authorizer(root),
 		Verify: func(env *taskpb.Envelope, signed *taskpb.SignedLeaf) error {
 			_, err := root.VerifyTaskSet(env, signed)
 			return err
@@ -146,5 +146,20 @@ func specOf(registry *tasks.Registry) func(*taskpb.TaskLeaf) *anypb.Any {
 			return nil
 		}
 		return out
+	}
+}
+
+// intentOf says what a task does to the intents of its node.
+func intentOf(registry *tasks.Registry) func(*taskpb.Task) (string, tasks.IntentChange) {
+	return func(task *taskpb.Task) (string, tasks.IntentChange) {
+		kind, err := registry.Kind(task.GetKind())
+		if err != nil || task.GetMode() == taskpb.Mode_MODE_PLAN {
+			return "", tasks.IntentNone
+		}
+		spec, err := task.GetSpec().UnmarshalNew()
+		if err != nil {
+			return "", tasks.IntentNone
+		}
+		return kind.Intent(spec)
 	}
 }

@@ -93,6 +93,18 @@ func TestHealth(t *testing.T) {
 			t.Errorf("%s = %d %q, %v", path, resp.StatusCode, body, err)
 		}
 	}
+	// Who watches is told that the server stops before it is gone.
+	watch, err := healthgrpc.NewHealthClient(w.conn).Watch(w.ctx(), &healthgrpc.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := watch.Recv(); err != nil || resp.GetStatus() != healthgrpc.HealthCheckResponse_SERVING {
+		t.Errorf("Watch = %v, %v", resp, err)
+	}
+	w.shut()
+	if resp, err := watch.Recv(); err != nil || resp.GetStatus() != healthgrpc.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("Watch of a server that stops = %v, %v", resp, err)
+	}
 }
 
 func TestJoinTokens(t *testing.T) {

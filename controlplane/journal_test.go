@@ -1,6 +1,7 @@
 package controlplane_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/gpuaas/millwright/pki/envelope"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
@@ -44,9 +46,82 @@ func TestLostJournalHoldsWhatWasSent(t *testing.T) {
 	if got := w.task(queued).GetState(); got != taskv1.TaskState_TASK_STATE_QUEUED {
 		t.Errorf("a task that was never sent is %s", got)
 	}
-	if c := condition(w.node("n1").GetConditions(), "IntentsLost"); c == nil {
-		t.Errorf("no IntentsLost among %v", w.node("n1").GetConditions())
+	if c := condition(w.node("n1").GetConditions(), "IntentsLost"); c != nil {
+		t.Errorf("commands leave no intents: %v", c)
 	}
+}
+
+func TestLostIntentsAreToldUntilSetAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	h := w.join("n1")
+	h.kinds = append(h.kinds, &agentv1.KindSupport{Kind: "storage.unmount", Revision: 1})
+	h.connect()
+	begin := func(leaf *taskv1.TaskLeaf) string {
+		id := w.create(leaf)[0].GetId()
+		h.accept(h.assignment(id))
+		return id
+	}
+	mount := func(target string) *taskv1.TaskLeaf {
+		leaf := w.leaf("n1")
+		leaf.Kind = "storage.mount"
+		leaf.Spec = must(proto.Marshal(&storagev1.MountSpec{Target: target, Source: &storagev1.MountSpec_Bind{Bind: &storagev1.BindSource{Path: "/srv"}}}))(t)
+		return leaf
+	}
+	unmount := func(target string) *taskv1.TaskLeaf {
+		leaf := w.leaf("n1")
+		leaf.Kind = "storage.unmount"
+		leaf.Spec = must(proto.Marshal(&storagev1.UnmountSpec{Target: target}))(t)
+		return leaf
+	}
+	lost := func(want ...string) {
+		t.Helper()
+		c := condition(w.node("n1").GetConditions(), "IntentsLost")
+		if len(want) == 0 {
+			if c != nil {
+				t.Errorf("condition = %v, want none", c)
+			}
+			return
+		}
+		for _, target := range []string{"/a", "/b", "/c", "/d", "/p"} {
+			if got := strings.Contains(c.GetMessage(), "mount:"+target); got != slices.Contains(want, target) {
+				t.Errorf("condition = %v, want it to name %v", c, want)
+			}
+		}
+	}
+	loseJournal := func() {
+		h.hangUp()
+		h.newJournal()
+		h.connect()
+	}
+	plan := mount("/p")
+	plan.Mode = taskv1.Mode_MODE_PLAN
+	for _, leaf := range []*taskv1.TaskLeaf{mount("/a"), mount("/b"), mount("/c"), unmount("/c"), plan} {
+		h.finish(begin(leaf), taskv1.TaskState_TASK_STATE_SUCCEEDED)
+	}
+	inFlight := begin(mount("/d"))
+	lost()
+	loseJournal()
+	lost("/a", "/b", "/d")
+	if got := w.task(inFlight).GetReason(); got != "JOURNAL_LOST" {
+		t.Errorf("the task in flight has the reason %q", got)
+	}
+
+	h.finish(begin(mount("/a")), taskv1.TaskState_TASK_STATE_FAILED)
+	lost("/a", "/b", "/d")
+	h.finish(begin(mount("/a")), taskv1.TaskState_TASK_STATE_SUCCEEDED)
+	h.finish(begin(unmount("/b")), taskv1.TaskState_TASK_STATE_SUCCEEDED)
+	lost("/d")
+	loseJournal()
+	lost("/a", "/d")
+	h.finish(begin(mount("/d")), taskv1.TaskState_TASK_STATE_SUCCEEDED)
+	h.finish(begin(unmount("/a")), taskv1.TaskState_TASK_STATE_SUCCEEDED)
+	lost()
+
+	loseJournal()
+	lost("/d")
+	w.join("n1").connect()
+	lost()
 }
 
 func TestResolveOfATaskThatTheNodeHasForgotten(t *testing.T) {

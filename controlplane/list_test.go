@@ -68,7 +68,8 @@ func TestListDuringWrites(t *testing.T) {
 	pages := 0
 	for _, id := range w.list(&taskv1.ListTasksRequest{PageSize: 100}, func() {
 		pages++
-		if pages%10 == 0 { // and old ones move on
+		w.create(w.leaf("n1")) // and one between any two pages, for sure
+		if pages%10 == 0 {     // and old ones move on
 			id := h.leafOf(h.accept1()).GetTaskId()
 			h.finish(id, taskv1.TaskState_TASK_STATE_FAILED)
 		}
@@ -114,7 +115,8 @@ func TestListFilters(t *testing.T) {
 		{"nodes", &taskv1.ListTasksRequest{Nodes: []string{"n1", "n2"}}, all},
 		{"prefix of a node", &taskv1.ListTasksRequest{Nodes: []string{"n"}}, nil},
 		{"state", &taskv1.ListTasksRequest{States: []taskv1.TaskState{taskv1.TaskState_TASK_STATE_ACCEPTED}}, all[2:]},
-		{"kind", &taskv1.ListTasksRequest{Kinds: []string{"storage.mount"}}, nil},
+		{"kind", &taskv1.ListTasksRequest{Kinds: []string{"task.resolve", "storage.mount"}}, nil},
+		{"kinds", &taskv1.ListTasksRequest{Kinds: []string{"storage.mount", "system.command"}}, all},
 		{"label", &taskv1.ListTasksRequest{Labels: []*taskv1.Label{{Key: "rack", Value: "7"}}}, all[1:2]},
 		{"labels that no task has", &taskv1.ListTasksRequest{Labels: []*taskv1.Label{{Key: "rack", Value: "7"}, {Key: "team", Value: "x"}}}, nil},
 		{"project", &taskv1.ListTasksRequest{Project: "p1"}, all[1:2]},

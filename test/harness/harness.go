@@ -45,6 +45,7 @@ type Cluster struct {
 	t        *testing.T
 	root     *trustroot.Root
 	key      *envelope.Key // signs tasks
+	slurm    *envelope.Key // signs tasks as a controller
 	recovery *envelope.Key // changes the trust root
 	file     *nodev1.ContextFile
 	cfg      controlplane.Config
@@ -62,11 +63,13 @@ func New(t *testing.T, changes ...func(*controlplane.Config)) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, log: slog.New(slog.NewTextHandler(&testWriter{t: t}, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	c.key = must(envelope.GenerateKey())(t)
+	c.slurm = must(envelope.GenerateKey())(t)
 	c.recovery = must(envelope.GenerateKey())(t)
 	c.root = must(trustroot.SignGenesis(trustroot.Genesis{
 		TrustDomain: trustDomain, IssuedAt: time.Now().Add(-time.Minute),
 		Keys: []*taskv1.TrustKey{
 			trustroot.NewKey("alice", c.key.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_OPERATOR),
+			trustroot.NewKey("slurm", c.slurm.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_CONTROLLER),
 			trustroot.NewKey("alice", c.recovery.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_RECOVERY),
 		},
 	}, c.recovery))(t)

@@ -41,6 +41,9 @@ func (c *Cluster) CA() *ca.CA {
 // Key signs tasks for the cluster.
 func (c *Cluster) Key() *envelope.Key { return c.key }
 
+// ControllerKey signs tasks as the controller slurm does.
+func (c *Cluster) ControllerKey() *envelope.Key { return c.slurm }
+
 // RecoveryKey is in the trust root, and may not sign tasks.
 func (c *Cluster) RecoveryKey() *envelope.Key { return c.recovery }
 

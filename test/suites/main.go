@@ -56,19 +56,24 @@ func run(ctx context.Context, suites []suite, verbose bool) (ok bool, err error)
 		results = append(results, r)
 		fmt.Printf("=== suite %s: %s in %s\n", s.name, r.verdict(), r.took.Round(time.Second))
 	}
-	return report(results)
+	return report(suites, results)
 }
 
-func report(results []result) (ok bool, err error) {
+// report prints what was required against what ran: a suite without a result,
+// or without a test that passed or failed, did not run.
+func report(suites []suite, results []result) (ok bool, err error) {
 	fmt.Println()
 	w := tabwriter.NewWriter(os.Stdout, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "SUITE\tVERDICT\tPASSED\tFAILED\tSKIPPED\tTIME")
-	passed, failed := 0, 0
-	ok = len(results) > 0
+	passed, failed, ran := 0, 0, 0
+	ok = len(results) > 0 && len(results) == len(suites)
 	for _, r := range results {
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\n", r.suite, r.verdict(), r.passed, r.failed, r.skipped, r.took.Round(time.Second))
 		passed += r.passed
 		failed += r.failed
+		if r.passed+r.failed > 0 {
+			ran++
+		}
 		if r.verdict() != "ok" {
 			ok = false
 			failed = max(failed, 1)
@@ -77,7 +82,7 @@ func report(results []result) (ok bool, err error) {
 	if err := w.Flush(); err != nil {
 		return false, fmt.Errorf("write the report: %w", err)
 	}
-	fmt.Printf("\n%d suites required, %d run\n", len(results), len(results))
+	fmt.Printf("\n%d suites required, %d run\n", len(suites), ran)
 	fmt.Printf("%d passed, %d failed\n", passed, failed)
 	return ok, nil
 }

@@ -4,6 +4,7 @@
 package clock
 
 import (
+	"context"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,4 +32,17 @@ func (System) Boot() time.Duration {
 		panic("clock: CLOCK_BOOTTIME: " + err.Error()) // no kernel since 2.6.39 lacks it
 	}
 	return time.Duration(ts.Nano())
+}
+
+// Sleep waits for d, by the monotonic clock. It returns false, at once, when ctx
+// ends before.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
 }

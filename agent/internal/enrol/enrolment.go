@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/pki"
 	"github.com/gpuaas/millwright/pki/trustroot"
@@ -190,7 +191,7 @@ func (e *Enrolment) Run(ctx context.Context) error {
 	due := e.renewAt(e.NotBefore())
 	for {
 		if left := due.Sub(e.cfg.Now()); left > 0 {
-			if !sleep(ctx, min(left, lookAgain)) {
+			if !clock.Sleep(ctx, min(left, lookAgain)) {
 				return nil
 			}
 			continue
@@ -205,7 +206,7 @@ func (e *Enrolment) Run(ctx context.Context) error {
 			continue
 		}
 		e.logRenewal(err)
-		if !sleep(ctx, rand.N(wait)+wait/2) {
+		if !clock.Sleep(ctx, rand.N(wait)+wait/2) {
 			return nil
 		}
 		wait = min(2*wait, renewMost)

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/pki"
 	"github.com/gpuaas/millwright/pki/trustroot"
@@ -138,7 +139,7 @@ func Join(ctx context.Context, cfg Config, b *Bundle) (*Enrolment, error) {
 		}
 		pause := rand.N(wait) + wait/10
 		cfg.Log.Warn("join did not work, trying again", "server", cfg.address(b.Server), "retry_in_s", pause.Seconds(), "err", err)
-		if !sleep(ctx, pause) {
+		if !clock.Sleep(ctx, pause) {
 			return nil, fmt.Errorf("join given up: %w", errors.Join(context.Cause(ctx), err))
 		}
 		wait = min(2*wait, retryMost)
@@ -320,16 +321,4 @@ func (c Config) address(ofBundle string) string {
 		return c.Server
 	}
 	return ofBundle
-}
-
-// sleep reports whether d passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

@@ -161,7 +161,7 @@ func (e *Executor) run(ctx context.Context, t *task) {
 			return
 		}
 		t.log.ErrorContext(ctx, "task stopped where it is", "err", err, "again_in", pause)
-		if !sleep(ctx, pause) {
+		if !clock.Sleep(ctx, pause) {
 			return
 		}
 	}
@@ -172,20 +172,8 @@ func (e *Executor) sweep(ctx context.Context) {
 		if err := e.cfg.Journal.Sweep(e.cfg.Clock.Now()); err != nil {
 			e.log.ErrorContext(ctx, "sweep of the journal ended early", "err", err)
 		}
-		if !sleep(ctx, sweepEvery) {
+		if !clock.Sleep(ctx, sweepEvery) {
 			return
 		}
-	}
-}
-
-// sleep returns false when ctx ends before d is over.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }

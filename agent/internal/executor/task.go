@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/gate"
 	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
@@ -244,7 +245,7 @@ func (t *task) retry(ctx context.Context, tries int, fn func() error) error {
 			return err
 		}
 		t.log.WarnContext(ctx, "trying again", "err", err, "again_in", pause)
-		if !sleep(ctx, pause) {
+		if !clock.Sleep(ctx, pause) {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/child"
+	"github.com/gpuaas/millwright/agent/internal/clock"
 )
 
 // journal reads the log of units, to explain an error. It never adds one.
@@ -31,12 +32,7 @@ func (j journal) lastLines(ctx context.Context, unit string, since time.Time) []
 		if own = j.read(ctx, 6, from, "_SYSTEMD_UNIT="+unit); len(own) > 0 {
 			break
 		}
-		timer := time.NewTimer(journalPause)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		clock.Sleep(ctx, journalPause)
 	}
 	return append(own, j.read(ctx, 3, from, "_PID=1", "UNIT="+unit)...)
 }

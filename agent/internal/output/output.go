@@ -191,12 +191,7 @@ func (u *Uploader) Serve(ctx context.Context, conn grpc.ClientConnInterface) err
 		// The next stream begins with the others, in case the server refuses
 		// just this one.
 		skip[up.current] = time.Now().Add(skipFor)
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		clock.Sleep(ctx, pause)
 		pause = min(2*pause, time.Minute)
 	}
 }

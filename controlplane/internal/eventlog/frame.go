@@ -70,6 +70,9 @@ func (t *Tx) frame(e *auditv1.LogEntry, f *auditv1.NodeFrame) (*taskv1.TaskEvent
 	if event.GetIntentChanged() != nil {
 		ev.Late = false // an intent outlives its task by design
 	}
+	if err := t.settleIntent(row.GetTask(), event); err != nil {
+		return nil, err
+	}
 	return ev, t.resolved(row, event)
 }
 
@@ -222,9 +225,7 @@ func (t *Tx) opened(node string, o *taskv1.JournalOpened) error {
 	if o == nil || o.GetReason() == taskv1.JournalReason_JOURNAL_REASON_JOINED {
 		return nil
 	}
-	reason := strings.TrimPrefix(o.GetReason().String(), "JOURNAL_REASON_")
-	return t.foundOnNode(node, "IntentsLost", reason,
-		"the node began a new journal and no longer restores by itself what earlier tasks set up; create those tasks again (this stands until the node joins anew)")
+	return t.loseIntents(node)
 }
 
 // restore makes a task known again from what its node accepted.

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
 
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
@@ -24,6 +25,9 @@ type Config struct {
 	Now func() time.Time
 	// Spec returns the typed spec of a leaf, or nil when its kind is not known.
 	Spec func(*taskv1.TaskLeaf) *anypb.Any
+	// Intent returns what a task does to the intents of its node once it has
+	// succeeded; nil means nothing.
+	Intent func(*taskv1.Task) (key string, change tasks.IntentChange)
 	// Authorizer returns who holds a key; nil means that only its id is known.
 	Authorizer func(keyID string) *taskv1.Authorizer
 	// Verify judges the authorisation of a task that the store does not know
@@ -46,6 +50,9 @@ func New(cfg Config) *Log {
 	}
 	if cfg.Authorizer == nil {
 		cfg.Authorizer = func(id string) *taskv1.Authorizer { return &taskv1.Authorizer{KeyId: id} }
+	}
+	if cfg.Intent == nil {
+		cfg.Intent = func(*taskv1.Task) (string, tasks.IntentChange) { return "", tasks.IntentNone }
 	}
 	return &Log{cfg: cfg, changed: make(chan struct{})}
 }

@@ -206,7 +206,16 @@ func (t *Tx) decided(e *auditv1.LogEntry, d *auditv1.TaskDecided) (*taskv1.TaskE
 	if d.GetState() == taskv1.TaskState_TASK_STATE_QUEUED {
 		kind = "REQUEUED"
 	}
-	return t.changeTask(e, d.GetTaskId(), kind, func(row *serverv1.TaskRow, ev *taskv1.TaskEvent) {
+	row, err := t.Task(d.GetTaskId())
+	if err != nil {
+		return nil, err
+	}
+	if d.GetReason() == ReasonJournalLost {
+		if err := t.loseIntentOf(row.GetTask()); err != nil {
+			return nil, err
+		}
+	}
+	return t.event(e, row, kind, func(row *serverv1.TaskRow, ev *taskv1.TaskEvent) {
 		ev.Reason, ev.Message = d.GetReason(), d.GetMessage()
 		switch d.GetState() {
 		case taskv1.TaskState_TASK_STATE_QUEUED:
@@ -224,7 +233,7 @@ func (t *Tx) decided(e *auditv1.LogEntry, d *auditv1.TaskDecided) (*taskv1.TaskE
 			row.Task.State = d.GetState()
 			row.Task.Reason, row.Task.Message = d.GetReason(), d.GetMessage()
 		}
-	})
+	}), nil
 }
 
 // end gives a task its last state.

@@ -2,12 +2,16 @@
 package demo
 
 import (
+	"errors"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuaas/millwright/test/cluster/clustertest"
+	"github.com/gpuaas/millwright/test/testbed"
 	"github.com/gpuaas/millwright/test/testbed/testbedtest"
 )
 
@@ -19,9 +23,13 @@ var told = []string{
 	"Nothing of it is left",
 }
 
-func run(t *testing.T, env ...string) (string, error) {
+// later is the most that a run may take once the nodes' image is built, by
+// what the demo says of itself.
+const later = 2 * time.Minute
+
+func run(t *testing.T, target string, env ...string) (string, error) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "make", "--no-print-directory", "demo")
+	cmd := exec.CommandContext(t.Context(), "make", "--no-print-directory", target)
 	cmd.Dir = clustertest.Root(t)
 	cmd.Env = append(os.Environ(), env...)
 	out, err := cmd.CombinedOutput()
@@ -30,7 +38,7 @@ func run(t *testing.T, env ...string) (string, error) {
 
 func TestDemo(t *testing.T) {
 	testbedtest.NeedRoot(t)
-	out, err := run(t)
+	out, err := run(t, "demo")
 	if err != nil {
 		t.Fatalf("make demo: %v\n%s", err, out)
 	}
@@ -39,11 +47,55 @@ func TestDemo(t *testing.T) {
 			t.Errorf("the demo does not tell %q:\n%s", want, out)
 		}
 	}
+	// History, steps, output, and how to look further.
+	for _, want := range []string{
+		`\$ millctl task history [0-9a-f-]{36}\n(.*\n)*.*ACCEPTED(.*\n)*.*SUCCEEDED`, `\$ millctl task get [0-9a-f-]{36}\n(.*\n)*\s+0\s+verified`,
+		`\$ millctl task logs [0-9a-f-]{36}\n\s+work steady: start number 1\n`, `make demo-up`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("the demo prints nothing like %s:\n%s", want, out)
+		}
+	}
+	took := regexp.MustCompile(`Done in (\d+) s`).FindStringSubmatch(out)
+	if len(took) != 2 {
+		t.Fatalf("the demo does not say how long it took:\n%s", out)
+	}
+	if d, err := time.ParseDuration(took[1] + "s"); err != nil || d > later {
+		t.Errorf("the demo took %s s (%v), want at most %s", took[1], err, later)
+	}
+}
+
+// TestDemoKept keeps the demo running, looks around with what it says, and ends
+// it.
+func TestDemoKept(t *testing.T) {
+	testbedtest.NeedRoot(t)
+	t.Cleanup(func() {
+		cmd := exec.Command("make", "--no-print-directory", "demo-down")
+		cmd.Dir = clustertest.Root(t)
+		_ = cmd.Run() // it is down already, unless the test failed
+	})
+	if out, err := run(t, "demo-up"); err != nil || !strings.Contains(out, "To end it: make demo-down") {
+		t.Fatalf("make demo-up: %v\n%s", err, out)
+	}
+	const look = `eval "$(bin/testbed env --name demo)"; bin/millctl node list; bin/millctl task list
+echo 'argv: [/usr/local/bin/demo-work, hello, "0"]' | bin/millctl task run system.command -n n1 -f - --wait
+bin/testbed exec --name demo n1 -- millwrightd status; bin/testbed exec --name demo n1 -- millwrightd journal list`
+	cmd := exec.CommandContext(t.Context(), "sh", "-ec", look)
+	cmd.Dir = clustertest.Root(t)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("a look around: %v\n%s", err, out)
+	}
+	if out, err := run(t, "demo-down"); err != nil {
+		t.Errorf("make demo-down: %v\n%s", err, out)
+	}
+	if _, err := testbed.Open("demo", testbedtest.Log(t)); !errors.Is(err, testbed.ErrNotUp) {
+		t.Errorf("after demo-down: %v, want that it is not up", err)
+	}
 }
 
 func TestDemoFailsWithoutAdoption(t *testing.T) {
 	testbedtest.NeedRoot(t)
-	out, err := run(t, "DEMO_BREAK=adopt")
+	out, err := run(t, "demo", "DEMO_BREAK=adopt")
 	if err == nil {
 		t.Fatalf("the demo passes with an agent that does not adopt:\n%s", out)
 	}

@@ -66,7 +66,7 @@ func invalidPolicy(t *testing.T, c *clustertest.Cluster) {
 		if n := runs(c, name); n != "0" {
 			t.Errorf("without a policy a command ran %s times", n)
 		}
-		// The node says that it is well again, and gets its tasks at once.
+		// A server that knew of it learns that all is well again, and sends at once.
 		told(t, c)
 		setPolicy(t, c, clustertest.AllowAll)
 		for _, id := range ids {

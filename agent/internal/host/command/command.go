@@ -127,14 +127,10 @@ func (o *one) pause(ctx context.Context, why error) error {
 		return context.Cause(ctx)
 	}
 	o.cfg.Logger.Warn("state of a command is not known now", "unit", o.unit, "err", why)
-	timer := time.NewTimer(statePauseMin)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
+	if !clock.Sleep(ctx, statePauseMin) {
 		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
 	}
+	return nil
 }
 
 // recorded decides by the files of a command whose unit does not run. It reports
@@ -263,12 +259,8 @@ func (o *one) untilEnded(ctx context.Context) error {
 	filePause, statePause := filePauseMin, statePauseMin
 	asked := o.cfg.Clock.Boot()
 	for {
-		timer := time.NewTimer(filePause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if !clock.Sleep(ctx, filePause) {
 			return context.Cause(ctx)
-		case <-timer.C:
 		}
 		filePause = min(2*filePause, filePauseMax)
 		now := o.cfg.Clock.Boot()

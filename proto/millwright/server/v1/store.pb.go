@@ -276,7 +276,12 @@ type NodeRow struct {
 	Found []*v1.Condition `protobuf:"bytes,18,rep,name=found,proto3" json:"found,omitempty"`
 	// The log index of its last eviction; 0 for none. A join token made before
 	// it is void.
-	EvictIndex    uint64 `protobuf:"varint,19,opt,name=evict_index,json=evictIndex,proto3" json:"evict_index,omitempty"`
+	EvictIndex uint64 `protobuf:"varint,19,opt,name=evict_index,json=evictIndex,proto3" json:"evict_index,omitempty"`
+	// The keys of the intents that its tasks have left on it, in order.
+	Intents []string `protobuf:"bytes,20,rep,name=intents,proto3" json:"intents,omitempty"`
+	// The keys of those that it may have lost with a journal, in order, until a
+	// task sets or ends them again.
+	LostIntents   []string `protobuf:"bytes,21,rep,name=lost_intents,json=lostIntents,proto3" json:"lost_intents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -442,6 +447,20 @@ func (x *NodeRow) GetEvictIndex() uint64 {
 		return x.EvictIndex
 	}
 	return 0
+}
+
+func (x *NodeRow) GetIntents() []string {
+	if x != nil {
+		return x.Intents
+	}
+	return nil
+}
+
+func (x *NodeRow) GetLostIntents() []string {
+	if x != nil {
+		return x.LostIntents
+	}
+	return nil
 }
 
 // JournalRow is how far the server has a node's journal.
@@ -784,7 +803,7 @@ const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"retry_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tretryTime\x12\x1b\n" +
 	"\tcancel_by\x18\t \x01(\tR\bcancelBy\x12#\n" +
 	"\rcancel_reason\x18\n" +
-	" \x01(\tR\fcancelReason\"\x91\x06\n" +
+	" \x01(\tR\fcancelReason\"\xce\x06\n" +
 	"\aNodeRow\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -811,7 +830,9 @@ const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"\breported\x18\x11 \x03(\v2\x1d.millwright.task.v1.ConditionR\breported\x123\n" +
 	"\x05found\x18\x12 \x03(\v2\x1d.millwright.task.v1.ConditionR\x05found\x12\x1f\n" +
 	"\vevict_index\x18\x13 \x01(\x04R\n" +
-	"evictIndex\"\xb3\x01\n" +
+	"evictIndex\x12\x18\n" +
+	"\aintents\x18\x14 \x03(\tR\aintents\x12!\n" +
+	"\flost_intents\x18\x15 \x03(\tR\vlostIntents\"\xb3\x01\n" +
 	"\n" +
 	"JournalRow\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1d\n" +
