@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -220,7 +221,16 @@ func (c *cluster) tellServer(what string) error {
 }
 
 func listen(address string) (net.Listener, error) {
-	return new(net.ListenConfig).Listen(context.Background(), "tcp", address)
+	// While nobody listens, a client that tries again may be given the very port
+	// as its own for a moment.
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if err == nil || !errors.Is(err, syscall.EADDRINUSE) || ctx.Err() != nil {
+			return l, err
+		}
+	}
 }
 
 func (c *cluster) node(name string) *fakehost.Node {

@@ -58,7 +58,7 @@ var required = []suite{
 	},
 	{
 		name: "e2e/readme", about: "every command of the README, on fresh machines",
-		packages: []string{"./test/e2e/readme"}, timeout: 10 * time.Minute,
+		packages: []string{"./test/e2e/readme"}, timeout: 15 * time.Minute, // make check builds buf
 	},
 	{
 		name: "e2e/demo", about: "make demo passes, and fails with an agent that does not adopt",

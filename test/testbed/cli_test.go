@@ -2,6 +2,7 @@ package testbed_test
 
 import (
 	"bytes"
+	"context"
 	"os/exec"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func TestCommandLine(t *testing.T) {
 		}
 	}
 	t.Cleanup(func() { // after a failure; it is down otherwise
-		_ = exec.Command("go", "run", "./cmd/testbed", "down", "--name", name).Run()
+		_ = exec.CommandContext(context.WithoutCancel(t.Context()), "go", "run", "./cmd/testbed", "down", "--name", name).Run()
 	})
 	has(run(0, "up", "-n", "1"), name, "n1", "on")
 	env, err := exec.CommandContext(t.Context(), "sh", "-ec", run(0, "env")+`echo "$MILLWRIGHT_TESTBED $MILLWRIGHT_TESTBED_NODES $MILLWRIGHT_HOME $MILLWRIGHT_TESTBED_ADDRESS"`).Output()
