@@ -2,6 +2,7 @@
 package demo
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -70,7 +71,7 @@ func TestDemo(t *testing.T) {
 func TestDemoKept(t *testing.T) {
 	testbedtest.NeedRoot(t)
 	t.Cleanup(func() {
-		cmd := exec.Command("make", "--no-print-directory", "demo-down")
+		cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "make", "--no-print-directory", "demo-down")
 		cmd.Dir = clustertest.Root(t)
 		_ = cmd.Run() // it is down already, unless the test failed
 	})
