@@ -171,7 +171,7 @@ func TestMountKindFails(t *testing.T) {
 		server = "127.0.0.1"
 	}
 	if _, err := exec.LookPath("mount.glusterfs"); err != nil {
-		t.Skip("the client of GlusterFS is not installed")
+		t.Fatal("the client of GlusterFS is not installed")
 	}
 	was := k.traces(target, unit)
 	err := k.run("storage.mount", &storagev1.MountSpec{Target: target, Source: &storagev1.MountSpec_Glusterfs{

@@ -1,4 +1,4 @@
-// Millwright-server is the control plane.
+// Command millwright-server is the control plane. See package cli.
 package main
 
 import (
