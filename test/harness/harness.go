@@ -5,6 +5,7 @@ package harness
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -33,6 +34,7 @@ import (
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/all"
 	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
 )
@@ -47,8 +49,10 @@ type Cluster struct {
 	key      *envelope.Key // signs tasks
 	slurm    *envelope.Key // signs tasks as a controller
 	recovery *envelope.Key // changes the trust root
+	operator *ecdsa.PrivateKey
 	file     *nodev1.ContextFile
 	cfg      controlplane.Config
+	clock    shifted
 	log      *slog.Logger
 	stop     func()
 
@@ -73,31 +77,42 @@ func New(t *testing.T, changes ...func(*controlplane.Config)) *Cluster {
 			trustroot.NewKey("alice", c.recovery.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_RECOVERY),
 		},
 	}, c.recovery))(t)
-	operatorKey := must(pki.GenerateKey())(t)
-
-	listener := listen(t, "127.0.0.1:0")
-	c.cfg = controlplane.Config{
-		StateDir: filepath.Join(t.TempDir(), "server"), AdvertiseAddress: listener.Addr().String(),
-		Registry: all.Registry(), Logger: c.log.With("program", "server"), Version: "test",
-		Listener: listener, HTTPListener: listen(t, "127.0.0.1:0"),
-	}
+	c.operator = must(pki.GenerateKey())(t)
+	c.configure(filepath.Join(t.TempDir(), "server"))
 	for _, change := range changes {
 		change(&c.cfg)
 	}
 	c.file = must(controlplane.Found(t.Context(), c.cfg, &nodev1.FoundingBundle{
-		Version: 1, Genesis: c.root.Chain()[0], Operator: "alice", OperatorCsr: must(pki.NewRequest(operatorKey))(t),
+		Version: 1, Genesis: c.root.Chain()[0], Operator: "alice", OperatorCsr: must(pki.NewRequest(c.operator))(t),
 	}, trustDomain))(t)
 	c.stop = run(t, controlplane.New(c.cfg).Run)
+	c.connect()
+	return c
+}
 
+// configure sets the server's configuration, with ports of its own.
+func (c *Cluster) configure(stateDir string) {
+	c.t.Helper()
+	listener := listen(c.t, "127.0.0.1:0")
+	c.cfg = controlplane.Config{
+		StateDir: stateDir, AdvertiseAddress: listener.Addr().String(),
+		Registry: all.Registry(), Logger: c.log.With("program", "server"), Version: "test",
+		Listener: listener, HTTPListener: listen(c.t, "127.0.0.1:0"), Now: c.clock.Now,
+	}
+}
+
+// connect makes the operator's clients.
+func (c *Cluster) connect() {
+	t := c.t
+	t.Helper()
 	source := new(pki.Static)
 	source.Set(must(pki.NewIdentity(
-		must(pki.ParseCertificatesDER(c.file.GetOperatorCertificates()))(t), operatorKey,
+		must(pki.ParseCertificatesDER(c.file.GetOperatorCertificates()))(t), c.operator,
 		must(pki.ParseCertificatesDER(c.file.GetCaCertificates()))(t)))(t))
-	conn := must(grpc.NewClient("passthrough:///"+listener.Addr().String(), grpc.WithTransportCredentials(
-		credentials.NewTLS(pki.TLS{Source: source, TrustDomain: trustDomain}.Client()))))(t)
+	conn := must(grpc.NewClient("passthrough:///"+c.cfg.AdvertiseAddress, grpc.WithTransportCredentials(
+		credentials.NewTLS(pki.TLS{Source: source, TrustDomain: trustDomain, Now: c.clock.Now}.Client()))))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	c.Tasks, c.Nodes = taskv1.NewTaskServiceClient(conn), nodev1.NewNodeServiceClient(conn)
-	return c
 }
 
 // RestartServer ends the server as SIGTERM would, waits for while, and runs it
@@ -114,8 +129,10 @@ type Node struct {
 	*fakehost.Node
 	Name string
 	Dir  string
-	c    *Cluster
-	line line
+	// Registry knows the kinds of its agent; nil means all.
+	Registry *tasks.Registry
+	c        *Cluster
+	line     line
 }
 
 // line is the node's connections.
@@ -193,11 +210,16 @@ func (n *Node) write(name string, data []byte) {
 // Start runs the node's agent until stop is called, or the test ends.
 func (n *Node) Start() (stop func()) {
 	n.c.t.Helper()
+	registry := n.Registry
+	if registry == nil {
+		registry = all.Registry()
+	}
 	return run(n.c.t, agent.New(agent.Config{
 		StateDir: filepath.Join(n.Dir, "state"), RunDir: filepath.Join(n.Dir, "run"),
 		PolicyFile: filepath.Join(n.Dir, "policy.yaml"), JoinFile: filepath.Join(n.Dir, "join.json"),
-		Executable: "/usr/bin/millwrightd", Version: "test", Registry: all.Registry(),
+		Executable: "/usr/bin/millwrightd", Version: "test", Registry: registry,
 		Logger: n.c.log.With("program", n.Name), Labels: map[string]string{"pool": "a"}, Hosts: n.Hosts(nil), Dial: n.line.dial,
+		Server: n.c.cfg.AdvertiseAddress, Clock: n.c.clock,
 	}).Run)
 }
 
@@ -218,7 +240,7 @@ func (n *Node) Connected() *nodev1.Node {
 func (c *Cluster) Create(n *Node, kind string, spec proto.Message, changes ...func(*taskv1.TaskLeaf)) *taskv1.Task {
 	c.t.Helper()
 	cluster := c.root.Cluster()
-	now := time.Now()
+	now := c.clock.Now()
 	leaf := &taskv1.TaskLeaf{
 		TaskId: must(uuid.NewV7())(c.t).String(), Node: n.Name, Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind, Revision: 1,
 		Spec: must(proto.Marshal(spec))(c.t),

@@ -2,7 +2,11 @@
 package packages_test
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -141,4 +145,62 @@ func TestUpgradeRemoveAndPurge(t *testing.T) {
 	testbedtest.Exec(t, n, "test", "-e", "/var/lib/millwright/state.db")
 	testbedtest.Exec(t, n, "dpkg", "--purge", "millwright-agent")
 	testbedtest.Exec(t, n, "test", "!", "-e", "/var/lib/millwright")
+}
+
+// version builds the agent's package again under another version number.
+func version(t *testing.T, number string) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "agent.deb")
+	cmd := exec.CommandContext(t.Context(), "bin/tools/nfpm", "package", "--packager", "deb", "--config", "packaging/nfpm/agent.yaml", "--target", out)
+	cmd.Dir = "../../.."
+	cmd.Env = append(os.Environ(), "DEB_VERSION="+number, "DEB_ARCH="+runtime.GOARCH, "DEB_BIN=bin")
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build version %s: %v\n%s", number, err, b)
+	}
+	return out
+}
+
+// TestAptUpgradeAndDowngrade lets apt put a newer version over the agent and an
+// older one again, each in the middle of a command and with a mount that stands.
+func TestAptUpgradeAndDowngrade(t *testing.T) {
+	c := clustertest.Up(t, clustertest.Config{Nodes: 1, Policy: "version: 1\nrules:\n  - allow: \"*\"\n"})
+	n := node(t, c.Bed(), "n1")
+	testbedtest.Exec(t, n, "mkdir", "-p", "/export")
+	c.Do("storage.mount", "n1", "target: /data\nbind: {path: /export}")
+	for i, number := range []string{"99.0", "0.0.0~0"} {
+		ids, err := c.Run(t.Context(), "system.command", "n1", fmt.Sprintf(`argv: [/bin/sh, -c, "echo run >>/root/runs%[1]d; until test -e /run/go%[1]d; do sleep 0.1; done"]`, i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.WaitState(t.Context(), ids[0], limit, taskv1.TaskState_TASK_STATE_RUNNING); err != nil {
+			t.Fatal(err)
+		}
+		unit := "millwright-task-" + ids[0] + "-0-1.service"
+		agent, invocation := property(t, n, "millwrightd.service", "MainPID"), property(t, n, unit, "InvocationID")
+		data, err := os.ReadFile(version(t, number))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.WriteFile(t.Context(), "/root/agent.deb", data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		testbedtest.Exec(t, n, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "--allow-downgrades", "/root/agent.deb")
+		if now := testbedtest.Exec(t, n, "dpkg-query", "-W", "-f", "${Version}", "millwright-agent"); now != number {
+			t.Fatalf("version %s is installed, want %s", now, number)
+		}
+		if now := property(t, n, "millwrightd.service", "MainPID"); now == agent || now == "0" {
+			t.Errorf("MainPID of the agent: %s before version %s, %s after it", agent, number, now)
+		}
+		if now := property(t, n, unit, "InvocationID"); invocation == "" || now != invocation {
+			t.Errorf("InvocationID of the command: %q before version %s, %q after it", invocation, number, now)
+		}
+		testbedtest.Exec(t, n, "touch", fmt.Sprintf("/run/go%d", i))
+		if _, err := c.WaitState(t.Context(), ids[0], limit, taskv1.TaskState_TASK_STATE_SUCCEEDED); err != nil {
+			t.Error(err)
+		}
+		if runs := testbedtest.Exec(t, n, "cat", fmt.Sprintf("/root/runs%d", i)); runs != "run\n" {
+			t.Errorf("the command ran %q, want once", runs)
+		}
+		testbedtest.Exec(t, n, "mountpoint", "/data")
+	}
 }
