@@ -52,7 +52,7 @@ type Cluster struct {
 	operator *ecdsa.PrivateKey
 	file     *nodev1.ContextFile
 	cfg      controlplane.Config
-	clock    shifted
+	clock    *Clock
 	log      *slog.Logger
 	stop     func()
 
@@ -65,12 +65,12 @@ type Cluster struct {
 // configuration may be changed before.
 func New(t *testing.T, changes ...func(*controlplane.Config)) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, log: slog.New(slog.NewTextHandler(&testWriter{t: t}, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	c := &Cluster{t: t, clock: new(Clock), log: slog.New(slog.NewTextHandler(&testWriter{t: t}, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	c.key = must(envelope.GenerateKey())(t)
 	c.slurm = must(envelope.GenerateKey())(t)
 	c.recovery = must(envelope.GenerateKey())(t)
 	c.root = must(trustroot.SignGenesis(trustroot.Genesis{
-		TrustDomain: trustDomain, IssuedAt: time.Now().Add(-time.Minute),
+		TrustDomain: trustDomain, IssuedAt: c.clock.Now().Add(-time.Minute),
 		Keys: []*taskv1.TrustKey{
 			trustroot.NewKey("alice", c.key.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_OPERATOR),
 			trustroot.NewKey("slurm", c.slurm.Public(), time.Time{}, taskv1.KeyRole_KEY_ROLE_CONTROLLER),
@@ -195,7 +195,7 @@ func (n *Node) NewBundle() {
 	bundle := must(protojson.Marshal(&agentv1.JoinBundle{
 		Version: 1, Server: token.GetNodeAddress(), TrustDomain: trustDomain, CaSha256: c.file.GetCaSha256(),
 		Cluster: fmt.Sprintf("%x", cluster), TrustRoot: fmt.Sprintf("%x", newest),
-		Floor: timestamppb.New(time.Now().Add(-time.Minute)), Node: name, Token: token.GetToken(), Expires: token.GetExpireTime(),
+		Floor: timestamppb.New(c.clock.Now().Add(-time.Minute)), Node: name, Token: token.GetToken(), Expires: token.GetExpireTime(),
 	}))(c.t)
 	n.write("join.json", bundle)
 }

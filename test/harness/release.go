@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -29,21 +28,6 @@ import (
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
 )
-
-// shifted is the machine's clock with another wall time.
-type shifted struct{ by time.Duration }
-
-// Now is the wall clock.
-func (s shifted) Now() time.Time { return time.Now().Add(s.by).Round(0) }
-
-// Boot is CLOCK_BOOTTIME.
-func (shifted) Boot() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic(err)
-	}
-	return time.Duration(ts.Nano())
-}
 
 // Saved is what is known of a cluster that was saved.
 type Saved struct {
@@ -117,12 +101,12 @@ func Load(t *testing.T, file string, after time.Duration) (*Cluster, Saved, map[
 	dir := t.TempDir()
 	unpack(t, file, dir)
 	read := func(name string) []byte { return must(os.ReadFile(filepath.Join(dir, name)))(t) }
-	c := &Cluster{t: t, log: slog.New(slog.NewTextHandler(&testWriter{t: t}, &slog.HandlerOptions{Level: slog.LevelDebug})), file: new(nodev1.ContextFile)}
+	c := &Cluster{t: t, clock: new(Clock), log: slog.New(slog.NewTextHandler(&testWriter{t: t}, &slog.HandlerOptions{Level: slog.LevelDebug})), file: new(nodev1.ContextFile)}
 	var saved Saved
 	if err := errors.Join(json.Unmarshal(read("saved.json"), &saved), protojson.Unmarshal(read("context.json"), c.file)); err != nil {
 		t.Fatal(err)
 	}
-	c.clock.by = saved.Time.Add(after).Sub(time.Now()).Round(time.Second)
+	c.clock.Pass(saved.Time.Add(after).Sub(time.Now()).Round(time.Second))
 	c.operator = must(pki.ParsePrivateKey(read("operator.pem")))(t).(*ecdsa.PrivateKey)
 	c.key = must(envelope.ParseKey(read("task.pem")))(t)
 	c.slurm = must(envelope.ParseKey(read("slurm.pem")))(t)

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"context"
 	"crypto"
 	"crypto/x509"
 	"path/filepath"
@@ -49,7 +50,7 @@ func (c *Cluster) RecoveryKey() *envelope.Key { return c.recovery }
 
 // Window is a window from now on, an hour long.
 func (c *Cluster) Window() envelope.Window {
-	cluster, now := c.root.Cluster(), time.Now()
+	cluster, now := c.root.Cluster(), c.clock.Now()
 	return envelope.Window{Cluster: cluster[:], TrustRootVersion: c.root.Version(), IssuedAt: now, NotAfter: now.Add(time.Hour)}
 }
 
@@ -89,3 +90,12 @@ func (c *Cluster) CAFiles() (crypto.Signer, *x509.Certificate) {
 
 // OutputDir is where the server keeps the output of commands.
 func (c *Cluster) OutputDir() string { return filepath.Join(c.cfg.StateDir, "output") }
+
+// Settled waits until the server has all that the node's journal says.
+func (c *Cluster) Settled(n *Node) {
+	c.t.Helper()
+	c.until("the journal of "+n.Name+" is acknowledged", func(context.Context) (bool, error) {
+		s := n.Status()
+		return s.GetLastSeq() == s.GetAcknowledgedSeq(), nil
+	})
+}

@@ -25,6 +25,10 @@ var required = []suite{
 		packages: []string{"./test/harness/..."}, race: true, timeout: 10 * time.Minute,
 	},
 	{
+		name: "leak", about: "10,000 tasks on one agent leave no goroutine, descriptor or disk behind",
+		packages: []string{"./test/leak"}, timeout: 10 * time.Minute,
+	},
+	{
 		name: "hostile", about: "a server with the cluster's keys alters, repeats and lies; the node is none the worse",
 		packages: []string{"./test/hostile/..."}, timeout: 10 * time.Minute,
 	},
