@@ -101,6 +101,10 @@ func Create(dir string, cfg Config) (*CA, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create CA: %w", err)
 	}
+	// Without its name the directory is lost with all that is durable in it.
+	if err := syncDir(filepath.Dir(filepath.Clean(dir))); err != nil {
+		return nil, fmt.Errorf("create CA: %w", err)
+	}
 	// The key is the file that decides whether there is a CA: it comes last.
 	switch _, err := os.Lstat(filepath.Join(dir, keyFile)); {
 	case err == nil:
@@ -244,7 +248,11 @@ func create(path string, data []byte) error {
 	if err := os.Link(f.Name(), path); err != nil { // unlike a rename, it replaces nothing
 		return err
 	}
-	d, err := os.Open(filepath.Dir(path))
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}

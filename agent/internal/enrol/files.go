@@ -116,6 +116,10 @@ func ensureKey(dir string) (*ecdsa.PrivateKey, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make identity directory: %w", err)
 	}
+	// A token is spent on the key: it must not be lost with its directory.
+	if err := syncDir(filepath.Dir(filepath.Clean(dir))); err != nil {
+		return nil, fmt.Errorf("make identity directory: %w", err)
+	}
 	path := filepath.Join(dir, keyFile)
 	signer, err := pki.ReadPrivateKey(path)
 	if err == nil {
@@ -186,12 +190,16 @@ func writeFile(path string, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, errors.Join(err, os.Remove(f.Name())))
 	}
-	d, err := os.Open(dir)
-	if err == nil {
-		err = errors.Join(d.Sync(), d.Close())
-	}
-	if err != nil {
+	if err := syncDir(dir); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }

@@ -59,7 +59,8 @@ type Store struct {
 	locks [stripes]sync.Mutex // each guards the files of some tasks
 
 	mu      sync.Mutex
-	changed chan struct{} // guarded by mu; closed, and replaced, at each piece
+	doubt   map[string]int64 // guarded by mu; see put
+	changed chan struct{}    // guarded by mu; closed, and replaced, at each piece
 }
 
 // Open returns the store in dir, which it makes when it is missing. It leaves
@@ -68,7 +69,12 @@ func Open(dir string, reserve uint64) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open output store: %w", err)
 	}
-	return &Store{dir: dir, reserve: reserve, seed: maphash.MakeSeed(), changed: make(chan struct{})}, nil
+	if err := syncDir(filepath.Dir(filepath.Clean(dir))); err != nil {
+		return nil, fmt.Errorf("open output store: %w", err)
+	}
+	return &Store{
+		dir: dir, reserve: reserve, seed: maphash.MakeSeed(), doubt: map[string]int64{}, changed: make(chan struct{}),
+	}, nil
 }
 
 // Changed returns a channel that is closed once another piece has come.
@@ -103,26 +109,76 @@ func (s *Store) Put(key Key, part agentv1.OutputPart, offset uint64, data []byte
 	return received, nil
 }
 
+// put writes what is new of a piece. When the disk refuses it, what it holds
+// beyond the old end is not known: the part is cut there, now or before it is
+// used again, and never counted as received.
 func (s *Store) put(path string, offset uint64, data []byte) (uint64, error) {
 	if err := s.room(); err != nil {
 		return 0, err
 	}
-	f, made, err := openPart(path)
+	f, err := openPart(path)
 	if err != nil {
 		return 0, err
 	}
-	size, err := f.Seek(0, io.SeekEnd)
-	if err == nil && offset <= uint64(size) && offset+uint64(len(data)) > uint64(size) {
-		var n int
-		n, err = f.Write(data[uint64(size)-offset:])
-		size += int64(n)
-		err = errors.Join(err, f.Sync())
+	size, err := s.settle(path, f)
+	if err == nil {
+		size, err = s.append(path, f, size, offset, data)
 	}
-	err = errors.Join(err, f.Close())
-	if err == nil && made {
+	return uint64(size), errors.Join(err, f.Close())
+}
+
+// append writes what is beyond size. What is there already is made durable too:
+// a server that was killed may have written it and no more.
+func (s *Store) append(path string, f *os.File, size int64, offset uint64, data []byte) (int64, error) {
+	begins := size == 0
+	var n int
+	var err error
+	if offset <= uint64(size) && offset+uint64(len(data)) > uint64(size) {
+		n, err = f.WriteAt(data[uint64(size)-offset:], size)
+	} else {
+		begins = true
+	}
+	if err = errors.Join(err, f.Sync()); err == nil && begins {
 		err = errors.Join(syncDir(filepath.Dir(path)), syncDir(s.dir))
 	}
-	return uint64(size), err
+	if err == nil {
+		return size + int64(n), nil
+	}
+	s.doubts(path, size)
+	_, errCut := s.settle(path, f)
+	return size, errors.Join(err, errCut)
+}
+
+// doubts notes that a part is not known beyond size.
+func (s *Store) doubts(path string, size int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doubt[path] = size
+}
+
+// settle returns the size of a part, of which nothing is in doubt then. The lock
+// of its task is held.
+func (s *Store) settle(path string, f *os.File) (int64, error) {
+	s.mu.Lock()
+	size, doubt := s.doubt[path]
+	s.mu.Unlock()
+	if !doubt {
+		info, err := f.Stat()
+		if err != nil {
+			return 0, err
+		}
+		return info.Size(), nil
+	}
+	if err := f.Truncate(size); err != nil {
+		return size, err
+	}
+	if err := f.Sync(); err != nil {
+		return size, err
+	}
+	s.mu.Lock()
+	delete(s.doubt, path)
+	s.mu.Unlock()
+	return size, nil
 }
 
 // room returns an error when nothing more may be written.
@@ -137,26 +193,25 @@ func (s *Store) room() error {
 	return nil
 }
 
-// openPart opens a file for appending, and says whether it is new.
-func openPart(path string) (f *os.File, made bool, err error) {
-	f, err = os.OpenFile(path, os.O_WRONLY, 0)
+// openPart opens a file to write to, and makes it when it is missing.
+func openPart(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
-		return f, false, err
+		return f, err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
-	return f, true, err
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
 }
 
 // Received returns how much of each part is here.
 func (s *Store) Received(key Key) (head, tail uint64, err error) {
-	head, err = sizeOf(s.path(key, agentv1.OutputPart_OUTPUT_PART_HEAD))
+	head, err = s.sizeOf(s.path(key, agentv1.OutputPart_OUTPUT_PART_HEAD))
 	if err != nil {
 		return 0, 0, err
 	}
-	tail, err = sizeOf(s.path(key, agentv1.OutputPart_OUTPUT_PART_TAIL))
+	tail, err = s.sizeOf(s.path(key, agentv1.OutputPart_OUTPUT_PART_TAIL))
 	return head, tail, err
 }
 
@@ -212,7 +267,13 @@ func limitOf(part agentv1.OutputPart) (uint64, error) {
 	}
 }
 
-func sizeOf(path string) (uint64, error) {
+func (s *Store) sizeOf(path string) (uint64, error) {
+	s.mu.Lock()
+	known, doubt := s.doubt[path]
+	s.mu.Unlock()
+	if doubt {
+		return uint64(known), nil
+	}
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
