@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -47,6 +48,11 @@ type Config struct {
 	Agent, Server string
 	// Policy is the policy.yaml of every node; empty: that of the package.
 	Policy string
+	// Tracer is put before every command line of the server, such as strace
+	// and its arguments; empty: nothing.
+	Tracer []string
+	// ServerDir is the server's state directory; empty: one in the testbed's.
+	ServerDir string
 	// Log is told what is done. It must be set.
 	Log *slog.Logger
 }
@@ -81,8 +87,9 @@ func (c *Cluster) Found(ctx context.Context) error {
 	if _, err := c.Millctl(ctx, "operator", "init", "--name", operator, "--trust-domain", trustDomain, "--out", founding); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, c.binary("millwright-server", c.cfg.Server), "init", "--config", c.serverConfig(),
+	argv := append(slices.Clone(c.cfg.Tracer), c.binary("millwright-server", c.cfg.Server), "init", "--config", c.serverConfig(),
 		"--trust-root", founding, "--trust-domain", trustDomain, "--context-out", contextFile)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("found the server: %w\n%s", err, out)
 	}
@@ -94,7 +101,8 @@ func (c *Cluster) Found(ctx context.Context) error {
 
 // StartServer starts the server and waits until it is ready.
 func (c *Cluster) StartServer(ctx context.Context) error {
-	argv := []string{"env", "MILLWRIGHT_CRASH_DIR=" + c.CrashDir(), c.binary("millwright-server", c.cfg.Server), "run", "--config", c.serverConfig()}
+	argv := append([]string{"env", "MILLWRIGHT_CRASH_DIR=" + c.CrashDir()}, c.cfg.Tracer...)
+	argv = append(argv, c.binary("millwright-server", c.cfg.Server), "run", "--config", c.serverConfig())
 	if err := c.bed.StartProcess(serverProcess, argv...); err != nil {
 		return fmt.Errorf("start the server: %w", err)
 	}
@@ -141,6 +149,14 @@ func (c *Cluster) StopServer(ctx context.Context) error {
 
 // Join installs the agent on a node and lets it join.
 func (c *Cluster) Join(ctx context.Context, n *testbed.Node) error {
+	if err := c.Install(ctx, n); err != nil {
+		return err
+	}
+	return c.Enrol(ctx, n)
+}
+
+// Install installs the agent on a node and does not start it.
+func (c *Cluster) Install(ctx context.Context, n *testbed.Node) error {
 	deb := filepath.Join(c.cfg.Root, "dist", c.cfg.Agent, "millwright-agent.deb")
 	if err := n.Install(ctx, deb); err != nil {
 		return fmt.Errorf("install the agent on %s: %w", n.Name(), err)
@@ -159,6 +175,12 @@ func (c *Cluster) Join(ctx context.Context, n *testbed.Node) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// Enrol starts the agent on a node with a join bundle, and waits until it is
+// connected.
+func (c *Cluster) Enrol(ctx context.Context, n *testbed.Node) error {
 	bundle := c.file("join-" + n.Name() + ".json")
 	if _, err := c.Millctl(ctx, "node", "token", "create", n.Name(), "--out", bundle); err != nil {
 		return err
@@ -237,7 +259,12 @@ func (c *Cluster) Address() string { return net.JoinHostPort(c.bed.Address().Str
 func (c *Cluster) HTTPAddress() string { return net.JoinHostPort(c.bed.Address().String(), "7480") }
 
 // ServerDir is the server's state directory.
-func (c *Cluster) ServerDir() string { return c.file("server-state") }
+func (c *Cluster) ServerDir() string {
+	if c.cfg.ServerDir != "" {
+		return c.cfg.ServerDir
+	}
+	return c.file("server-state")
+}
 
 // ServerLog is the file that the server logs to.
 func (c *Cluster) ServerLog() string { return c.bed.ProcessLog(serverProcess) }

@@ -76,4 +76,8 @@ var required = []suite{
 		name: "e2e/journal_lost", about: "a journal deleted or rolled back: held and told, never run again",
 		packages: []string{"./test/e2e/journal_lost"}, timeout: 10 * time.Minute, parallel: 1,
 	},
+	{
+		name: "powerloss", about: "the power cut after every system call of agent, shim and server: nothing that was told is lost",
+		packages: []string{"./test/powerloss"}, timeout: 10 * time.Minute, show: "TestPowerLoss",
+	},
 }

@@ -222,6 +222,10 @@ func (n *Node) IsOn() bool {
 	return err == nil
 }
 
+// PID returns the id of the node's first process, as the machine sees it, or an
+// error that wraps ErrOff. All that runs in the node descends from it.
+func (n *Node) PID() (int, error) { return n.initPID() }
+
 // initPID returns the id of the node's first process, as the machine sees it,
 // or ErrOff.
 func (n *Node) initPID() (int, error) {

@@ -36,6 +36,11 @@ type Config struct {
 	Agent, Server string
 	// Policy is the nodes' policy; empty: AllowAll.
 	Policy string
+	// Tracer and ServerDir are as in [cluster.Config].
+	Tracer    []string
+	ServerDir string
+	// Apart leaves the nodes without an agent: the test installs and joins.
+	Apart bool
 }
 
 // Cluster is a cluster whose failures end the test.
@@ -59,12 +64,13 @@ func Up(t testing.TB, cfg Config) *Cluster {
 	bed := testbedtest.Up(t, testbed.Config{Nodes: cfg.Nodes, Storage: cfg.Storage})
 	c := &Cluster{t: t, Cluster: cluster.New(bed, cluster.Config{
 		Root: root, Agent: cfg.Agent, Server: cfg.Server, Policy: cfg.Policy, Log: testbedtest.Log(t),
+		Tracer: cfg.Tracer, ServerDir: cfg.ServerDir,
 	})}
 	t.Cleanup(c.showServerLog)
 	c.ok(c.Found(t.Context()))
 	var group errgroup.Group
 	for _, n := range bed.Nodes() {
-		if n.Name() != testbed.StorageNode {
+		if n.Name() != testbed.StorageNode && !cfg.Apart {
 			group.Go(func() error { return c.Join(t.Context(), n) })
 		}
 	}
