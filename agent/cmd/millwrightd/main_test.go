@@ -9,7 +9,8 @@ import (
 )
 
 // forbidden are the marks of the switches that only test builds have.
-var forbidden = []string{"MILLWRIGHT_CRASH", "noadopt", "does not adopt running commands"}
+var forbidden = []string{"MILLWRIGHT_CRASH", "noadopt", "does not adopt running commands",
+	"executor.step.observed", "host.write.temp", "shim.marker.before", "crash-points"}
 
 // TestReleaseHasNoTestSwitches builds the program as it is released and looks
 // for the marks; it builds it with the test tags too, to see that the marks

@@ -42,6 +42,7 @@ func (a *app) root() *cobra.Command {
 	root := group("millwrightd", "The agent of a node: it takes signed tasks and carries them out",
 		a.runCmd(), a.joinCmd(), a.statusCmd(), a.journalCmd(), a.taskCmd(),
 		a.configCmd(), a.policyCmd(), a.versionCmd(), a.shimCmd(), a.probeCmd())
+	root.AddCommand(a.faultCmds()...)
 	root.Long = root.Short + `.
 
 Exit codes: 0 done; 1 error; 2 usage; 4 not allowed; 5 not found; 6 conflict;

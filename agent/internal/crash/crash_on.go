@@ -3,25 +3,81 @@
 package crash
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
 )
 
-// Point kills the process with SIGKILL when the file MILLWRIGHT_CRASH_DIR/arm
-// holds the point's name. It removes the file first, so that each arming kills
-// once, and leaves a file hit-NAME as proof.
+// ErrInjected is wrapped by the error of a call that was made to fail.
+var ErrInjected = errors.New("injected failure")
+
+// Point kills the process with SIGKILL when the point is armed.
 func Point(name string) {
-	dir := os.Getenv("MILLWRIGHT_CRASH_DIR")
-	if dir == "" {
-		return
+	if mode := armed(name); mode != "" {
+		die(name)
 	}
-	b, err := os.ReadFile(filepath.Join(dir, "arm"))
-	if err != nil || string(b) != name {
-		return
+}
+
+// Fault kills the process when the point is armed so, and returns an error that
+// wraps [ErrInjected] when it is armed to fail.
+func Fault(name string) error {
+	switch armed(name) {
+	case "":
+		return nil
+	case "fail":
+		_ = os.WriteFile(filepath.Join(dir(), "hit-"+name), nil, 0o600) // the suite misses it
+		return fmt.Errorf("%s: %w", name, ErrInjected)
 	}
-	_ = os.Remove(filepath.Join(dir, "arm"))
-	_ = os.WriteFile(filepath.Join(dir, "hit-"+name), nil, 0o600)
+	die(name)
+	return nil
+}
+
+func dir() string { return os.Getenv("MILLWRIGHT_CRASH_DIR") }
+
+func die(name string) {
+	_ = os.WriteFile(filepath.Join(dir(), "hit-"+name), nil, 0o600) // the suite misses it
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
+}
+
+// armed returns kill or fail when the point is armed and this is the time. It
+// takes the arming away, so that each strikes once.
+func armed(name string) string {
+	if dir() == "" {
+		return ""
+	}
+	trace(name)
+	all := filepath.Join(dir(), "arm")
+	if b, err := os.ReadFile(all); err == nil && string(b) == name {
+		_ = os.Remove(all) // or it would strike again
+		return "kill"
+	}
+	own := filepath.Join(dir(), "arm-"+name)
+	taken := own + ".taken"
+	if os.Rename(own, taken) != nil {
+		return "" // it is not armed, or another goroutine has it
+	}
+	var mode string
+	var n int
+	if b, err := os.ReadFile(taken); err == nil {
+		_, _ = fmt.Sscan(string(b), &mode, &n) // what cannot be read strikes at once
+	}
+	if n <= 1 {
+		_ = os.Remove(taken) // or it would strike again
+		return mode
+	}
+	_ = os.WriteFile(taken, fmt.Appendf(nil, "%s %d", mode, n-1), 0o600) // the suite misses the hit
+	_ = os.Rename(taken, own)                                            // likewise
+	return ""
+}
+
+func trace(name string) {
+	f, err := os.OpenFile(filepath.Join(dir(), "trace"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return // nobody asks for it
+	}
+	_, _ = f.WriteString(name + "\n") // the suite misses it
+	_ = f.Close()                     // it was only for the suite
 }

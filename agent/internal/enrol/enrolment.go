@@ -88,11 +88,16 @@ func (e *Enrolment) write() error {
 	if err := writeTrust(e.cfg.Dir, e.root); err != nil {
 		return err
 	}
+	crash.Point("enrol.trust.written")
 	if err := e.writeIdentity(e.identity); err != nil {
 		return err
 	}
 	crash.Point("enrol.identity.written")
-	return writeJSON(filepath.Join(e.cfg.Dir, nodeFile), &e.node)
+	if err := writeJSON(filepath.Join(e.cfg.Dir, nodeFile), &e.node); err != nil {
+		return err
+	}
+	crash.Point("enrol.node.written")
+	return nil
 }
 
 func (e *Enrolment) writeIdentity(id *pki.Identity) error {

@@ -140,6 +140,7 @@ func ensureKey(dir string) (*ecdsa.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
+	crash.Point("enrol.key.before")
 	if err := writeFile(path, data); err != nil {
 		return nil, err
 	}

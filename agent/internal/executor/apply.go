@@ -30,6 +30,7 @@ func (t *task) apply(ctx context.Context, i int, step tasks.Step, fresh bool) er
 			if err := t.putStep(i); err != nil {
 				return err
 			}
+			crash.Point("executor.step.again")
 		}
 	}
 	crash.Point("executor.step.apply")

@@ -101,6 +101,7 @@ func (t *task) undo(ctx context.Context, i int) error {
 		if err := t.putStep(i); err != nil {
 			return err
 		}
+		crash.Point("executor.undo.begun")
 	}
 	crash.Point("executor.undo.step")
 	limited, done := context.WithTimeout(ctx, max(planned.GetTimeout().AsDuration(), stepTimeout))

@@ -156,6 +156,7 @@ func (t *task) waitFor(ctx context.Context, reason, message string, early <-chan
 		if err != nil {
 			return err
 		}
+		crash.Point("executor.waiting.committed")
 		t.log.InfoContext(ctx, "task waits", "reason", reason, "why", message)
 	}
 	timer := time.NewTimer(min(d, lookAgain))

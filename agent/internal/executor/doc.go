@@ -25,32 +25,5 @@
 // A journal that cannot be written stops a task where it is. It never turns to
 // undo for that; it goes on from what is durable once the disk lets it.
 //
-// # Crash points
-//
-// Builds with the tag millwright_crash can be killed at these points:
-//
-//	state.commit.before          in a transaction, before it is written
-//	state.commit.written         after it is durable, before the mark is
-//	state.commit.marked          after the mark is durable
-//	executor.accept.before       before a delivered task is written
-//	executor.accept.committed    after it is durable, before it is answered
-//	executor.plan.made           after a plan was made, before it is written
-//	executor.plan.committed      after it is durable
-//	executor.step.observed       after Observe is durable
-//	executor.step.apply          before Apply is called
-//	executor.step.changed        after Apply returned, before that is written
-//	executor.step.applied        after Apply is durable
-//	executor.step.verified       after Verify is durable
-//	executor.verify.begun        after the final check is announced in the journal
-//	executor.finish.before       before the last event is written
-//	executor.finish.committed    after it is durable
-//	executor.undo.turned         after the turn to undo is durable
-//	executor.undo.step           before Undo is called
-//	executor.undo.changed        after Undo returned, before that is written
-//	executor.undo.undone         after Undo is durable
-//	executor.held                after a task was held
-//	executor.cancel.committed    after a cancel is durable
-//	executor.resume              after a task was found again at start
-//	executor.ack.before          before an acknowledgement is written
-//	executor.ack.committed       after it is durable
+// The points at which a fault build can be killed are in package crash.
 package executor

@@ -49,6 +49,7 @@ func (e *Executor) Ack(_ context.Context, journalID string, seq uint64) error {
 		if err != nil {
 			return err
 		}
+		crash.Point("executor.ack.closed")
 		more = n == closeSlice
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/gate"
 	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
@@ -60,7 +61,9 @@ func (e *Executor) reconcile(ctx context.Context) {
 	}
 	if err := e.update(func(tx *state.Tx) error { tx.PutBootID(e.cfg.BootID); return nil }); err != nil {
 		e.log.ErrorContext(ctx, "boot cannot be noted", "err", err)
+		return
 	}
+	crash.Point("executor.boot.committed")
 }
 
 // intentsToSee returns the intents in force, and whether all were seen to in

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/gate"
 	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
@@ -100,6 +101,7 @@ func (e *Executor) settle(ctx context.Context, s settlement, also func(*state.Tx
 	if err != nil {
 		return 0, err
 	}
+	crash.Point("executor.resolve.before")
 	err = t.commit(func(tx *state.Tx, rec *agentv1.TaskRecord) error {
 		if refusal := s.check(rec); refusal != nil {
 			return refusal
@@ -112,6 +114,7 @@ func (e *Executor) settle(ctx context.Context, s settlement, also func(*state.Tx
 	if err != nil {
 		return 0, err
 	}
+	crash.Point("executor.resolve.committed")
 	e.locks.release(e.locks.of(t.id))
 	t.log.WarnContext(ctx, "held task was settled", "state", to.state.String(), "by", s.by, "why", s.reason)
 	return to.state, nil

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/agent/internal/crash"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
@@ -165,7 +166,9 @@ func (u *Uploader) sweep(ctx context.Context) {
 		seen[id.TaskID] = true
 		ok, err := u.cfg.Ledger.Disposable(ctx, id.TaskID, before)
 		if err == nil && ok {
+			crash.Point("output.delete.before")
 			err = u.cfg.Files.Delete(id.TaskID)
+			crash.Point("output.delete.after")
 		}
 		if err != nil && ctx.Err() == nil {
 			u.cfg.Logger.WarnContext(ctx, "command files not deleted", "task_id", id.TaskID, "err", err)

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/gpuaas/millwright/agent/internal/crash"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/proto/rpcerr"
@@ -105,9 +106,11 @@ func (up *upload) pass(ctx context.Context) (busy bool, err error) {
 			continue
 		}
 		if slices.Contains(unsent, id) {
+			crash.Point("output.sent.before")
 			if err := up.cfg.Ledger.Sent(ctx, id); err != nil {
 				return false, fmt.Errorf("record output as sent: %w", err)
 			}
+			crash.Point("output.sent.committed")
 		}
 		up.finished(id)
 	}
@@ -255,10 +258,12 @@ func (up *upload) exchange(ctx context.Context, p place, pos *position, data []b
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("send output: %w", rpcerr.Plain(err))
 	}
+	crash.Point("output.piece.sent")
 	r, err := up.rpc.Recv()
 	if err != nil {
 		return fmt.Errorf("send output: %w", rpcerr.Plain(err))
 	}
+	crash.Point("output.piece.answered")
 	if r.GetTaskId() != p.id.TaskID || r.GetStep() != p.id.Step || r.GetStream() != p.stream || r.GetPart() != p.part {
 		return fmt.Errorf("send output: the server answered for task %q step %d, not for what was sent", r.GetTaskId(), r.GetStep())
 	}

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/millwright/agent/internal/crash"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
@@ -39,6 +40,7 @@ func (st *stream) beat(ctx context.Context) error {
 		if err := st.tell(ctx, &agentv1.SessionRequest{Message: &agentv1.SessionRequest_Heartbeat{Heartbeat: h}}); err != nil {
 			return err
 		}
+		crash.Point("session.heartbeat.sent")
 	}
 }
 

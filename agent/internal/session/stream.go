@@ -121,6 +121,7 @@ func (s *Session) open(ctx context.Context, id Identity, conn grpc.ClientConnInt
 		return nil, rpcerr.Plain(err)
 	}
 	if bye := first.GetGoodbye(); bye != nil {
+		crash.Point("session.goodbye.received")
 		return nil, newGoodbye(bye)
 	}
 	st := &stream{Session: s, id: id, rpc: rpc, head: head, told: hello.GetFacts().GetConditions()}
@@ -153,6 +154,7 @@ func (s *Session) hello(ctx context.Context, id Identity, head Head) (*agentv1.H
 // welcomed takes the server's first message.
 func (st *stream) welcomed(ctx context.Context, first *agentv1.SessionResponse, sent time.Time) error {
 	w := first.GetWelcome()
+	crash.Point("session.welcome.received")
 	switch {
 	case w == nil:
 		return fmt.Errorf("%w: its first message is no Welcome", errProtocol)
@@ -254,6 +256,7 @@ func (st *stream) read(ctx context.Context) error {
 func (st *stream) take(ctx context.Context, m *agentv1.SessionResponse) error {
 	switch msg := m.GetMessage().(type) {
 	case *agentv1.SessionResponse_Heartbeat:
+		crash.Point("session.heartbeat.received")
 		if t := msg.Heartbeat.GetServerTime(); t != nil && t.CheckValid() == nil {
 			st.serverTime(t.AsTime(), st.cfg.Clock.Now())
 		}
@@ -275,8 +278,10 @@ func (st *stream) take(ctx context.Context, m *agentv1.SessionResponse) error {
 		st.log.InfoContext(ctx, "server asks for frames again", "from_seq", msg.Resend.GetFromSeq())
 		return st.window.rewind(msg.Resend.GetFromSeq())
 	case *agentv1.SessionResponse_Drain:
+		crash.Point("session.drain.received")
 		st.drain(ctx, msg.Drain)
 	case *agentv1.SessionResponse_Goodbye:
+		crash.Point("session.goodbye.received")
 		return newGoodbye(msg.Goodbye)
 	case *agentv1.SessionResponse_OutputWanted:
 		if st.cfg.Wanted != nil {
@@ -326,6 +331,7 @@ func (st *stream) perform(ctx context.Context) error {
 		case m = <-st.work:
 		}
 		if c := m.GetCancel(); c != nil {
+			crash.Point("session.cancel.received")
 			if err := st.cfg.Tasks.Cancel(ctx, c); err != nil {
 				st.log.WarnContext(ctx, "task not cancelled", "task_id", c.GetTaskId(), "err", err)
 			}
@@ -340,6 +346,7 @@ func (st *stream) perform(ctx context.Context) error {
 		if err := st.tell(ctx, &agentv1.SessionRequest{Message: &agentv1.SessionRequest_Answer{Answer: answer}}); err != nil {
 			return err
 		}
+		crash.Point("session.answer.sent")
 	}
 }
 

@@ -50,6 +50,7 @@ func (c *command) run() (*taskv1.CommandOutcome, error) {
 	if c.totals, err = openTotals(c.dir.TotalsPath(), c.stdout, c.stderr); err != nil {
 		return nil, err
 	}
+	crash.Point("shim.opened")
 	killed := oomKills()
 	begin := c.clock.Boot()
 	if err := c.start(); err != nil {
@@ -69,7 +70,9 @@ func (c *command) run() (*taskv1.CommandOutcome, error) {
 	crash.Point("shim.exited")
 	c.drain(drained)
 	wg.Wait()
-	return c.outcome(end-begin, oomKills() > killed), nil
+	outcome := c.outcome(end-begin, oomKills() > killed)
+	crash.Point("shim.output.durable")
+	return outcome, nil
 }
 
 // start starts the program in a process group of its own.

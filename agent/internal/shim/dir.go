@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/millwright/agent/internal/child"
+	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -171,6 +172,7 @@ func (d Dir) writeResult(rec *agentv1.CommandRecord) error {
 	if err := files.Fill(d.path(reserveName), b, 0o600); err != nil {
 		return fmt.Errorf("write result: %w", err)
 	}
+	crash.Point("shim.result.filled")
 	if err := files.Rename(d.path(reserveName), d.path("result")); err != nil {
 		return fmt.Errorf("write result: %w", err)
 	}

@@ -106,6 +106,7 @@ func run(dir Dir) error {
 	if _, err := dir.Marker(); !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("command in %s: it was started before: %w", dir, fs.ErrExist)
 	}
+	crash.Point("shim.reserve.before")
 	if err := dir.reserve(); err != nil {
 		return err
 	}
@@ -142,7 +143,12 @@ func recordDeath(dir Dir) error {
 	}
 	how := fmt.Sprintf("the shim ended with result %s (%s, %s)\n",
 		env("SERVICE_RESULT"), env("EXIT_CODE"), env("EXIT_STATUS"))
-	return files.Replace(dir.path("death"), []byte(how), 0o600)
+	crash.Point("shim.death.before")
+	if err := files.Replace(dir.path("death"), []byte(how), 0o600); err != nil {
+		return err
+	}
+	crash.Point("shim.death.after")
+	return nil
 }
 
 func env(name string) string {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/agent/internal/crash"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
@@ -132,6 +133,7 @@ func (s *Store) begin(ctx context.Context, path string, reason taskv1.JournalRea
 		return err
 	}
 	meta := s.newMeta(reason)
+	crash.Point("state.created.before")
 	err = db.Update(func(btx *bolt.Tx) error {
 		for i, m := range migrations {
 			if err := m(btx); err != nil {
@@ -171,6 +173,7 @@ func (s *Store) begin(ctx context.Context, path string, reason taskv1.JournalRea
 	if err := syncDir(s.cfg.Dir); err != nil {
 		return err
 	}
+	crash.Point("state.created.after")
 	s.cfg.Logger.InfoContext(ctx, "new journal", "journal_id", meta.GetJournalId(), "reason", reason.String(),
 		"floor", meta.GetFloor().AsTime(), "previous_journal_id", meta.GetPreviousJournalId())
 	s.db, err = openBolt(path, s.cfg.LockTimeout, false)

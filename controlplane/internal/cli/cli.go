@@ -72,6 +72,7 @@ func command(stdout, stderr io.Writer) *cobra.Command {
 		}}
 	config.AddCommand(checkCommand(&path, stdout))
 	root.AddCommand(runCommand(&path, stderr), initCommand(&path, stdout, stderr), config)
+	root.AddCommand(faultCommands(stdout)...)
 	return root
 }
 

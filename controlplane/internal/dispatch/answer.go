@@ -16,6 +16,7 @@ import (
 // answer takes a node's answer to an assignment. That it accepted is said again
 // by the event, which carries what a server needs to know the task.
 func (d *Dispatcher) answer(ctx context.Context, s *session, a *agentv1.AssignmentAnswer) error {
+	crash.Point("server.answer.received")
 	s.mu.Lock()
 	taskID, known := s.sent[a.GetAssignmentId()]
 	delete(s.sent, a.GetAssignmentId())
@@ -23,6 +24,7 @@ func (d *Dispatcher) answer(ctx context.Context, s *session, a *agentv1.Assignme
 	if !known || a.GetAccepted() != nil {
 		return nil
 	}
+	crash.Point("server.answer.before")
 	if err := d.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error { return d.answered(tx, s, taskID, a) }); err != nil {
 		return unavailable(s, "store an answer", err)
 	}

@@ -37,6 +37,7 @@ func (d *Dispatcher) assign(ctx context.Context, s *session, stream Stream) erro
 			return nil
 		}
 		var out []*agentv1.Assignment
+		crash.Point("server.assign.before")
 		err = d.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
 			out, err = d.record(tx, s, ids)
 			return err

@@ -8,18 +8,7 @@
 //
 // Whatever is sent was committed before: an assignment with the journal that it
 // goes to, an acknowledgement after the events. The places at which a test may
-// kill the server are, in order of a task's life:
-//
-//	server.create.committed       a task is stored, its creator has no answer
-//	server.hello.committed        a session has its epoch, its node no Welcome
-//	server.assign.committed       an assignment is recorded and not sent
-//	server.assign.sent            it is sent
-//	server.answer.committed       a Deferred or Refused is stored
-//	server.events.before-commit   events have come and are not stored
-//	server.events.committed       they are stored and not acknowledged
-//	server.ack.sent               they are acknowledged
-//	server.cancel.committed       a cancellation is stored and not sent
-//	server.output.stored          a piece of output is durable and not acknowledged
+// kill the server are in package crash.
 package dispatch
 
 import (

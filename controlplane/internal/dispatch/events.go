@@ -22,6 +22,7 @@ import (
 
 // events stores a batch of frames and acknowledges what is stored.
 func (d *Dispatcher) events(ctx context.Context, s *session, batch *agentv1.EventBatch) error {
+	crash.Point("server.events.received")
 	b, err := decodeBatch(s, batch)
 	if err != nil {
 		s.end(protocolError("%v", err))

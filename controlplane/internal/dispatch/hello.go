@@ -19,6 +19,7 @@ import (
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
@@ -57,6 +58,7 @@ func (d *Dispatcher) open(ctx context.Context, peer Peer, h *agentv1.Hello) (s *
 			protocol, h.GetMinProtocol(), h.GetMaxProtocol()), nil
 	}
 	o := &opening{peer: peer, hello: h, actor: d.cfg.Actor}
+	crash.Point("server.hello.before")
 	err = d.cfg.Log.Commit(ctx, o.decide)
 	var refused *refusedHello
 	if errors.As(err, &refused) {

@@ -13,6 +13,7 @@ import (
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
@@ -27,6 +28,7 @@ func (d *Dispatcher) progress(ctx context.Context, s *session, stored uint64) er
 		return nil
 	}
 	var cancels []string
+	crash.Point("server.reconcile.before")
 	err := d.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) (err error) {
 		cancels, err = d.reconcile(tx, s)
 		return err
@@ -34,6 +36,7 @@ func (d *Dispatcher) progress(ctx context.Context, s *session, stored uint64) er
 	if err != nil {
 		return unavailable(s, "settle what was assigned", err)
 	}
+	crash.Point("server.reconcile.committed")
 	s.unfinished = nil // settled; a session holds as little as it can
 	s.want(func() {
 		s.ready, s.assignDue = true, true
@@ -98,6 +101,7 @@ func (d *Dispatcher) settle(tx *eventlog.Tx, s *session, row *serverv1.TaskRow) 
 
 // heartbeat notes that the node is there, and what has changed on it.
 func (d *Dispatcher) heartbeat(ctx context.Context, s *session, h *agentv1.Heartbeat) error {
+	crash.Point("server.heartbeat.received")
 	if h.GetWallTime() != nil {
 		offset := h.GetWallTime().AsTime().Sub(d.cfg.Now())
 		s.mu.Lock()
@@ -111,6 +115,7 @@ func (d *Dispatcher) heartbeat(ctx context.Context, s *session, h *agentv1.Heart
 		return err
 	}
 	changed := false
+	crash.Point("server.conditions.before")
 	err := d.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
 		node, err := tx.Node(s.peer.Node)
 		if err != nil || node.GetSessionEpoch() != s.epoch {
@@ -125,6 +130,7 @@ func (d *Dispatcher) heartbeat(ctx context.Context, s *session, h *agentv1.Heart
 	if err != nil {
 		return unavailable(s, "store conditions", err)
 	}
+	crash.Point("server.conditions.committed")
 	if changed {
 		// What kept the node from taking tasks may be over.
 		s.want(func() { s.eager, s.assignDue = true, true })
@@ -165,6 +171,7 @@ func (d *Dispatcher) sendCancels(ctx context.Context, s *session, stream Stream)
 		}}})); err != nil {
 			return err
 		}
+		crash.Point("server.cancel.sent")
 	}
 	return nil
 }

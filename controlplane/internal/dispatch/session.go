@@ -112,6 +112,7 @@ func (d *Dispatcher) Serve(peer Peer, stream Stream) error {
 		return err
 	}
 	hello := first.GetHello()
+	crash.Point("server.hello.received")
 	if hello == nil {
 		return status.Error(codes.InvalidArgument, "the first message of a session must be a Hello")
 	}
@@ -135,6 +136,7 @@ func (d *Dispatcher) Serve(peer Peer, stream Stream) error {
 	if err := stream.Send(s.message(welcome)); err != nil {
 		return err
 	}
+	crash.Point("server.welcome.sent")
 	s.log.Info("session opened", "journal", s.journalID, "last_seq", s.lastSeq)
 	d.receivers.Go(func() { d.receive(ctx, s, stream) })
 	if err := d.send(ctx, s, stream); err != nil {
@@ -153,9 +155,7 @@ func (d *Dispatcher) send(ctx context.Context, s *session, stream Stream) error 
 			if err := stream.Send(m); err != nil {
 				return err
 			}
-			if m.GetAck() != nil {
-				crash.Point("server.ack.sent")
-			}
+			sent(m)
 		}
 		if over {
 			return err
@@ -173,6 +173,21 @@ func (d *Dispatcher) send(ctx context.Context, s *session, stream Stream) error 
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+	}
+}
+
+// sent is the crash point of a message.
+func sent(m *agentv1.SessionResponse) {
+	switch m.GetMessage().(type) {
+	case *agentv1.SessionResponse_Ack:
+		crash.Point("server.ack.sent")
+	case *agentv1.SessionResponse_Heartbeat:
+		crash.Point("server.heartbeat.sent")
+	case *agentv1.SessionResponse_Goodbye:
+		crash.Point("server.goodbye.sent")
+	case *agentv1.SessionResponse_Drain:
+		crash.Point("server.drain.sent")
+	default:
 	}
 }
 

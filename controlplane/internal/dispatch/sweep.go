@@ -13,6 +13,7 @@ import (
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
@@ -92,6 +93,7 @@ func (d *Dispatcher) expire(ctx context.Context, now time.Time) error {
 		if err != nil || due == 0 {
 			return err
 		}
+		crash.Point("server.expire.before")
 		err = d.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
 			rows, err := tx.DueTasks(now, page)
 			if err != nil {
@@ -110,6 +112,7 @@ func (d *Dispatcher) expire(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return err
 		}
+		crash.Point("server.expire.committed")
 	}
 }
 
@@ -127,6 +130,7 @@ func (d *Dispatcher) flush(ctx context.Context) error {
 	d.left = map[string]*serverv1.SeenRow{}
 	d.mu.Unlock()
 	for some := range slices.Chunk(rows, page) {
+		crash.Point("server.seen.before")
 		err := d.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
 			for _, row := range some {
 				tx.PutSeen(row)
@@ -136,6 +140,7 @@ func (d *Dispatcher) flush(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		crash.Point("server.seen.committed")
 	}
 	return nil
 }

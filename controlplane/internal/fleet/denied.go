@@ -7,6 +7,7 @@ import (
 
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/enrolv1"
 )
@@ -70,7 +71,8 @@ func (f *Fleet) recordDenied(ctx context.Context) error {
 	if len(denied) == 0 {
 		return nil
 	}
-	return f.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
+	crash.Point("server.denied.before")
+	err := f.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
 		for d, n := range denied {
 			if err := tx.Append(f.cfg.Actor, &auditv1.LogEntry{Entry: &auditv1.LogEntry_JoinDenied{JoinDenied: &auditv1.JoinDenied{
 				Node: d.node, Reason: d.reason, Count: n}}}); err != nil {
@@ -79,4 +81,9 @@ func (f *Fleet) recordDenied(ctx context.Context) error {
 		}
 		return nil
 	})
+	if err != nil {
+		return err
+	}
+	crash.Point("server.denied.committed")
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
@@ -18,6 +19,7 @@ const page = 500
 // abandoned, since no one will say what became of it. A node that was evicted
 // is left as it is. The error of an unknown node wraps [store.ErrNotFound].
 func (f *Fleet) Evict(ctx context.Context, actor, node, reason string) error {
+	crash.Point("server.evict.before")
 	err := f.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
 		row, err := tx.Node(node)
 		if err != nil || row.GetEvicted() {
@@ -35,6 +37,7 @@ func (f *Fleet) Evict(ctx context.Context, actor, node, reason string) error {
 	if err != nil {
 		return err
 	}
+	crash.Point("server.evict.committed")
 	if err := f.refresh(ctx, node); err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/enrolv1"
@@ -150,6 +151,7 @@ func (f *Fleet) CreateToken(ctx context.Context, actor, node string, ttl time.Du
 	token = base64.RawURLEncoding.EncodeToString(secret)
 	hash := sha256.Sum256([]byte(token))
 	expires = f.cfg.Now().Add(ttl).Truncate(time.Second)
+	crash.Point("server.token.before")
 	err = f.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
 		entry := &auditv1.LogEntry{Entry: &auditv1.LogEntry_TokenCreated{TokenCreated: &auditv1.TokenCreated{
 			Node: node, ExpireTime: timestamppb.New(expires)}}}
@@ -160,6 +162,7 @@ func (f *Fleet) CreateToken(ctx context.Context, actor, node string, ttl time.Du
 		return nil
 	})
 	if err == nil {
+		crash.Point("server.token.committed")
 		err = f.refresh(ctx, node)
 	}
 	return token, expires, err
@@ -169,6 +172,7 @@ func (f *Fleet) CreateToken(ctx context.Context, actor, node string, ttl time.Du
 func (f *Fleet) RedeemToken(ctx context.Context, r enrolv1.Redemption) (enrolv1.Enrolment, error) {
 	var out enrolv1.Enrolment
 	fresh, node := false, ""
+	crash.Point("server.join.before")
 	err := f.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) (err error) {
 		out, fresh, node, err = f.redeem(tx, r)
 		return err
@@ -177,6 +181,7 @@ func (f *Fleet) RedeemToken(ctx context.Context, r enrolv1.Redemption) (enrolv1.
 		f.deny(node, err)
 		return enrolv1.Enrolment{}, err
 	}
+	crash.Point("server.join.committed")
 	if err := f.refresh(ctx, out.Node); err != nil {
 		return enrolv1.Enrolment{}, err
 	}

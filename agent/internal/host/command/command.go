@@ -177,17 +177,27 @@ func (o *one) start(ctx context.Context, c host.Command) error {
 	if c.Timeout > 0 {
 		spec.Timeout = durationpb.New(c.Timeout)
 	}
+	if err := crash.Fault("host.command.spec.before"); err != nil {
+		return err
+	}
 	if err := o.dir.WriteSpec(spec); err != nil {
 		return err
 	}
+	if err := crash.Fault("host.command.spec.after"); err != nil {
+		return err
+	}
 	o.cfg.Systemd.ResetFailed(ctx, o.unit)
-	crash.Point("host.command.start.before")
+	if err := crash.Fault("host.command.start.before"); err != nil {
+		return err
+	}
 	err := o.cfg.Systemd.StartTransient(ctx, o.unit, o.properties())
 	if errors.Is(err, systemd.ErrUnitExists) {
 		err = nil
 	}
-	crash.Point("host.command.start.after")
-	return err
+	if err != nil {
+		return err
+	}
+	return crash.Fault("host.command.start.after")
 }
 
 // properties are those of the transient unit.
@@ -294,7 +304,9 @@ func (o *one) stop(ctx context.Context) (host.Outcome, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
 	defer cancel()
 	o.cfg.Logger.Info("command is stopped", "unit", o.unit)
+	crash.Point("host.command.stop.before")
 	stopErr := o.cfg.Systemd.StopUnit(ctx, o.unit)
+	crash.Point("host.command.stop.after")
 	out, started, err := o.recorded()
 	if !started {
 		return o.burn(ctx, why)
@@ -325,6 +337,7 @@ func (o *one) burn(ctx context.Context, why error) (host.Outcome, error) {
 	if err != nil {
 		return host.Outcome{}, errors.Join(why, err)
 	}
+	crash.Point("host.command.burn.before")
 	err = o.dir.Burn(&agentv1.CommandRecord{
 		TaskId: o.id.TaskID, Step: o.id.Step, Attempt: o.id.Attempt,
 		BootId: boot, StartTime: timestamppb.New(o.cfg.Clock.Now()),
@@ -335,5 +348,6 @@ func (o *one) burn(ctx context.Context, why error) (host.Outcome, error) {
 	if err != nil {
 		return host.Outcome{}, errors.Join(why, err)
 	}
+	crash.Point("host.command.burn.after")
 	return host.Outcome{}, fmt.Errorf("%w: %w", host.ErrNotStarted, why)
 }

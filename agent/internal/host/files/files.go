@@ -185,7 +185,9 @@ func (*Files) ReadDir(ctx context.Context, path string) ([]string, error) {
 // WriteFile implements host.FileWriter. The new file belongs to the caller's
 // user. It is an error when a directory is there.
 func (f *Files) WriteFile(ctx context.Context, path string, file host.File) error {
-	crash.Point("host.write.before")
+	if err := crash.Fault("host.write.before"); err != nil {
+		return err
+	}
 	err := f.change(ctx, "write", path, func(dir int, base string) error {
 		// The name is always the same, so that what a crash left is found again.
 		temp := tempName(base)
@@ -194,6 +196,9 @@ func (f *Files) WriteFile(ctx context.Context, path string, file host.File) erro
 		}
 		if err := writeNew(dir, temp, file.Data, file.Mode); err != nil {
 			_ = unix.Unlinkat(dir, temp, 0) // the error that matters is told
+			return err
+		}
+		if err := crash.Fault("host.write.temp"); err != nil {
 			return err
 		}
 		if err := unix.Renameat(dir, temp, dir, base); err != nil {
@@ -205,8 +210,7 @@ func (f *Files) WriteFile(ctx context.Context, path string, file host.File) erro
 	if err != nil {
 		return err
 	}
-	crash.Point("host.write.after")
-	return nil
+	return crash.Fault("host.write.after")
 }
 
 func tempName(base string) string {
@@ -232,7 +236,9 @@ func writeNew(dir int, name string, data []byte, mode fs.FileMode) error {
 
 // RemoveFile implements host.FileWriter. A directory there is an error.
 func (f *Files) RemoveFile(ctx context.Context, path string) error {
-	crash.Point("host.remove.before")
+	if err := crash.Fault("host.remove.before"); err != nil {
+		return err
+	}
 	err := f.change(ctx, "remove", path, func(dir int, base string) error {
 		for _, name := range []string{tempName(base), base} {
 			if err := unix.Unlinkat(dir, name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -244,19 +250,25 @@ func (f *Files) RemoveFile(ctx context.Context, path string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // the directory is not there either
 	}
-	crash.Point("host.remove.after")
-	return err
+	if err != nil {
+		return err
+	}
+	return crash.Fault("host.remove.after")
 }
 
 // MakeDir implements host.FileWriter. A directory that exists keeps its mode;
 // something else there is an error.
 func (f *Files) MakeDir(ctx context.Context, path string, mode fs.FileMode) error {
-	crash.Point("host.mkdir.before")
+	if err := crash.Fault("host.mkdir.before"); err != nil {
+		return err
+	}
 	err := f.change(ctx, "make directory", path, func(dir int, base string) error {
 		return makeDir(dir, base, mode)
 	})
-	crash.Point("host.mkdir.after")
-	return err
+	if err != nil {
+		return err
+	}
+	return crash.Fault("host.mkdir.after")
 }
 
 func makeDir(dir int, base string, mode fs.FileMode) error {
@@ -284,7 +296,9 @@ func makeDir(dir int, base string, mode fs.FileMode) error {
 // RemoveDir implements host.FileWriter. The kernel refuses to remove what is
 // not empty and what is a mount point.
 func (f *Files) RemoveDir(ctx context.Context, path string) error {
-	crash.Point("host.rmdir.before")
+	if err := crash.Fault("host.rmdir.before"); err != nil {
+		return err
+	}
 	err := f.change(ctx, "remove directory", path, func(dir int, base string) error {
 		if err := unix.Unlinkat(dir, base, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
@@ -294,8 +308,10 @@ func (f *Files) RemoveDir(ctx context.Context, path string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil // what is above is not there either
 	}
-	crash.Point("host.rmdir.after")
-	return err
+	if err != nil {
+		return err
+	}
+	return crash.Fault("host.rmdir.after")
 }
 
 // inParent calls do with the directory of path held open.

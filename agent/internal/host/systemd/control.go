@@ -24,25 +24,30 @@ var ErrUnitExists = errors.New("the unit exists already")
 
 // Reload implements host.UnitController.
 func (c *Conn) Reload(ctx context.Context) error {
-	crash.Point("host.reload.before")
+	if err := crash.Fault("host.reload.before"); err != nil {
+		return err
+	}
 	err := c.call(ctx, c.cfg.ReloadTimeout, func(ctx context.Context, l *link) error { return l.ReloadContext(ctx) })
 	if err != nil {
 		return fmt.Errorf("reload systemd: %w", err)
 	}
-	crash.Point("host.reload.after")
-	return nil
+	return crash.Fault("host.reload.after")
 }
 
 // StartUnit implements host.UnitController.
 func (c *Conn) StartUnit(ctx context.Context, name string) error {
 	begin := time.Now() // by the clock of the journal
 	c.resetFailed(ctx, name)
-	crash.Point("host.unit.start.before")
+	if err := crash.Fault("host.unit.start.before"); err != nil {
+		return err
+	}
 	result, err := c.job(ctx, name, func(ctx context.Context, l *link, done chan<- string) error {
 		_, err := l.StartUnitContext(ctx, name, "replace", done)
 		return err
 	})
-	crash.Point("host.unit.start.after")
+	if err := crash.Fault("host.unit.start.after"); err != nil {
+		return err
+	}
 	switch e := busError(err); {
 	case e == errNoUnit:
 		return fmt.Errorf("start %s: %w", name, host.ErrNoUnit)
@@ -93,12 +98,16 @@ func (c *Conn) StopUnit(ctx context.Context, name string) error {
 		return fmt.Errorf("stop %s: %w", name, busy)
 	}
 	c.resetFailed(ctx, name)
-	crash.Point("host.unit.stop.before")
+	if err := crash.Fault("host.unit.stop.before"); err != nil {
+		return err
+	}
 	result, err := c.job(ctx, name, func(ctx context.Context, l *link, done chan<- string) error {
 		_, err := l.StopUnitContext(ctx, name, "replace", done)
 		return err
 	})
-	crash.Point("host.unit.stop.after")
+	if err := crash.Fault("host.unit.stop.after"); err != nil {
+		return err
+	}
 	if busError(err) == errNoUnit {
 		return nil
 	}
@@ -158,11 +167,13 @@ func (c *Conn) ResetFailed(ctx context.Context, name string) { c.resetFailed(ctx
 // SetUnitEnabled implements host.UnitController. The links are durable when it
 // returns; systemd is not reloaded for them.
 func (c *Conn) SetUnitEnabled(ctx context.Context, name string, enabled bool) error {
-	verb := "disable"
+	verb, before, after := "disable", "host.unit.disable.before", "host.unit.disable.after"
 	if enabled {
-		verb = "enable"
+		verb, before, after = "enable", "host.unit.enable.before", "host.unit.enable.after"
 	}
-	crash.Point("host.unit." + verb + ".before")
+	if err := crash.Fault(before); err != nil {
+		return err
+	}
 	var links []string
 	err := c.call(ctx, c.cfg.CallTimeout, func(ctx context.Context, l *link) (err error) {
 		links, err = setEnabled(ctx, l, name, enabled)
@@ -181,8 +192,7 @@ func (c *Conn) SetUnitEnabled(ctx context.Context, name string, enabled bool) er
 			}
 		}
 	}
-	crash.Point("host.unit." + verb + ".after")
-	return nil
+	return crash.Fault(after)
 }
 
 func setEnabled(ctx context.Context, l *link, name string, enabled bool) (links []string, err error) {

@@ -123,6 +123,7 @@ func (s *Service) UploadOutput(stream grpc.BidiStreamingServer[agentv1.UploadOut
 		if err := stream.Send(answer); err != nil {
 			return err
 		}
+		crash.Point("server.output.answered")
 	}
 }
 
@@ -156,6 +157,7 @@ func (s *Service) put(m *agentv1.UploadOutputRequest) (*agentv1.UploadOutputResp
 		return nil, status.Errorf(codes.InvalidArgument, "step: %d: at most %d are counted", m.GetStep(), maxStep)
 	}
 	key := output.Key{TaskID: m.GetTaskId(), Step: m.GetStep(), Stream: m.GetStream()}
+	crash.Point("server.output.before")
 	received, err := s.cfg.Outputs.Put(key, m.GetPart(), m.GetOffset(), m.GetData())
 	switch {
 	case errors.Is(err, output.ErrTooLarge):

@@ -163,7 +163,7 @@ func (s *Service) Join(ctx context.Context, req *agentv1.JoinRequest) (*agentv1.
 	if err != nil {
 		return nil, tokenError(err)
 	}
-	crash.Point("enrol.token.redeemed")
+	crash.Point("server.join.redeemed")
 	certs, err := s.issue(enrolment.Node, enrolment.Generation, key)
 	if err != nil {
 		return nil, err

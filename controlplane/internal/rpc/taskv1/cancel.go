@@ -28,6 +28,7 @@ func (s *Service) CancelTask(ctx context.Context, req *taskv1.CancelTaskRequest)
 	}
 	caller := intercept.CallerFrom(ctx).Name()
 	var row *serverv1.TaskRow
+	crash.Point("server.cancel.before")
 	err := s.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) (err error) {
 		row, err = s.cancel(tx, caller, req)
 		return err

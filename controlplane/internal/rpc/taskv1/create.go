@@ -48,6 +48,7 @@ func (s *Service) CreateTasks(ctx context.Context, req *taskv1.CreateTasksReques
 		return nil, err
 	}
 	c := &creation{service: s, caller: caller, form: form, set: set}
+	crash.Point("server.create.before")
 	if err := s.cfg.Log.Commit(ctx, c.decide); err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
@@ -78,8 +79,12 @@ func (s *Store) commit(group []*request) {
 				}
 			}
 		}
+		crash.Point("server.store.before")
 		return nil
 	})
+	if err == nil {
+		crash.Point("server.store.committed")
+	}
 	for i, r := range group {
 		if err != nil && results[i] == nil {
 			results[i] = fmt.Errorf("commit to store: %w", err)
