@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+)
+
+// story is a kind of task in one of the ways in which it can go. Every kind of
+// the registry has one at least; a test asks that.
+type story struct {
+	kind, variant string
+	// action says that the effect cannot be checked, only counted.
+	action bool
+	// spec is the task's. Labels are letters and digits.
+	spec func(label string) string
+	// prepare makes on the node what the task needs.
+	prepare func(label string) string
+	// setup does what needs the whole cluster, before anything is armed.
+	setup func(context.Context, *trial) error
+	// create makes the task and returns its id; nil: the kind with its spec.
+	create func(context.Context, *trial) (string, error)
+	// during does something while the task goes on.
+	during func(context.Context, *trial) error
+	// custom comes before the task; it can do anything.
+	custom func(context.Context, *trial) error
+	// facts prints what can be seen of the effect on the node.
+	facts func(label string) string
+	// state, reason and undo are how it ends when nothing happens.
+	state  taskv1.TaskState
+	reason string
+	undo   taskv1.UndoState
+	// first is a point at which the agent is killed before, so that the one that
+	// matters comes in its second life.
+	first string
+	// own says that it needs a server of its own, as it does something to it.
+	own bool
+}
+
+func (s story) title() string { return strings.TrimSpace(s.kind + " " + s.variant) }
+
+const (
+	succeeded = taskv1.TaskState_TASK_STATE_SUCCEEDED
+	failed    = taskv1.TaskState_TASK_STATE_FAILED
+	cancelled = taskv1.TaskState_TASK_STATE_CANCELLED
+	refused   = taskv1.TaskState_TASK_STATE_REFUSED
+	held      = taskv1.TaskState_TASK_STATE_HELD
+
+	complete    = taskv1.UndoState_UNDO_STATE_COMPLETE
+	notPossible = taskv1.UndoState_UNDO_STATE_NOT_POSSIBLE
+	notNeeded   = taskv1.UndoState_UNDO_STATE_NOT_NEEDED
+)
+
+func stories() []story {
+	return slices.Concat(mounts(), commands(), settling(), members())
+}
+
+// mounts are storage.mount and storage.unmount.
+func mounts() []story {
+	bind := story{
+		kind: "storage.mount", facts: mountFacts, state: succeeded,
+		spec:    func(l string) string { return fmt.Sprintf("target: /mnt/%[1]s/data\nbind: {path: /srv/%[1]s}", l) },
+		prepare: func(l string) string { return "mkdir -p /srv/" + l },
+	}
+	again := bind
+	again.variant, again.first = "after a kill", "host.unit.start.after"
+	broken := bind
+	broken.variant, broken.state, broken.undo = "that fails", failed, complete
+	broken.prepare = func(l string) string {
+		return fmt.Sprintf(`mkdir -p /srv/%[1]s; cd /run/systemd/system
+printf '[Unit]\nDefaultDependencies=no\nBefore=mnt-%[1]s-data.mount\n[Service]\nType=oneshot\nExecStart=/bin/false\n' > broken-%[1]s.service
+mkdir mnt-%[1]s-data.mount.requires; ln -s ../broken-%[1]s.service mnt-%[1]s-data.mount.requires/
+systemctl daemon-reload`, l)
+	}
+	waits := bind
+	waits.variant = "that waits"
+	waits.prepare = func(l string) string {
+		return fmt.Sprintf(`mkdir -p /srv/%[1]s; cd /run/systemd/system
+printf '[Unit]\nDefaultDependencies=no\nBefore=mnt-%[1]s-data.mount\n[Service]\nType=oneshot\nTimeoutStartSec=60\nExecStart=/bin/sh -c "touch /run/begun-%[1]s; until test -e /run/go-%[1]s; do sleep 0.05; done"\n' > hold-%[1]s.service
+mkdir mnt-%[1]s-data.mount.requires; ln -s ../hold-%[1]s.service mnt-%[1]s-data.mount.requires/
+systemctl daemon-reload`, l)
+	}
+	waits.setup = func(ctx context.Context, t *trial) error { // another one has the lock
+		if _, err := t.make(ctx, "storage.mount", t.story.spec(t.label)); err != nil {
+			return err
+		}
+		return t.await(ctx, "/run/begun-"+t.label)
+	}
+	waits.during = func(ctx context.Context, t *trial) error {
+		_, err := t.sh(ctx, fmt.Sprintf(`for i in $(seq 60); do millwrightd journal list %s 2>/dev/null | grep -qi waiting && break; sleep 0.05; done; touch /run/go-%s`, t.id, t.label))
+		return err
+	}
+	unmount := story{
+		kind: "storage.unmount", facts: mountFacts, state: succeeded, prepare: bind.prepare,
+		spec: func(l string) string { return "target: /mnt/" + l + "/data" },
+		setup: func(ctx context.Context, t *trial) error {
+			return t.done(ctx, "storage.mount", bind.spec(t.label))
+		},
+	}
+	return []story{bind, again, broken, waits, unmount}
+}
+
+// mountFacts tell the mount, its unit, links and directory, what a write left
+// behind, and the intent.
+func mountFacts(l string) string {
+	return fmt.Sprintf(`u=mnt-%[1]s-data.mount; d=/mnt/%[1]s/data; s=/etc/systemd/system
+echo mounts=$(awk -v d=$d '$5 == d' /proc/self/mountinfo | wc -l) active=$(systemctl is-active $u) unit=$(ls $s | grep -c "^$u\$") \
+ links=$(find $s -lname "*$u" | wc -l) dir=$(find /mnt/%[1]s 2>/dev/null | wc -l) temporary=$(ls -A $s | grep -c "$u.*tmp") \
+ intent=$(millwrightd status | grep -c "mount:$d ")`, l)
+}
+
+func runs(l string) string { return "/root/runs-" + l }
+
+// commands are system.command.
+func commands() []story {
+	script := func(rest string) func(string) string {
+		return func(l string) string {
+			return fmt.Sprintf(`argv: [/bin/sh, -c, "echo run >> %s; echo out%s"]`, runs(l), strings.ReplaceAll(rest, "LABEL", l))
+		}
+	}
+	good := story{
+		kind: "system.command", action: true, state: succeeded, spec: script(""),
+		prepare: func(string) string { return "true" },
+		facts:   func(l string) string { return "echo runs=$(cat " + runs(l) + " 2>/dev/null | wc -l)" },
+	}
+	again := good
+	again.variant, again.first, again.spec = "after a kill", "host.command.start.after", script("; sleep 0.5")
+	bad := good
+	bad.variant, bad.spec, bad.state, bad.reason, bad.undo = "that fails", script("; exit 7"), failed, "COMMAND_EXIT", notPossible
+	stopped := good
+	stopped.variant, stopped.spec, stopped.state, stopped.reason, stopped.undo = "cancelled", script("; exec sleep 60"), cancelled, "CANCELLED", notPossible
+	stopped.during = func(ctx context.Context, t *trial) error {
+		if err := t.await(ctx, runs(t.label)); err != nil {
+			return nil //nolint:nilerr // its shim was killed before: it is held, and not cancelled
+		}
+		return t.cancel(ctx)
+	}
+	lost := good
+	lost.variant, lost.spec, lost.state, lost.reason = "whose shim is killed", script("; exec sleep 60"), held, "OUTCOME_UNKNOWN"
+	lost.during = func(ctx context.Context, t *trial) error {
+		if err := t.await(ctx, runs(t.label)); err != nil {
+			return nil //nolint:nilerr // it was killed already
+		}
+		return t.killShim(ctx, t.id)
+	}
+	denied := good
+	denied.variant, denied.state, denied.reason = "against the policy", refused, "POLICY_DENIED"
+	denied.spec = func(string) string { return "argv: [/sbin/reboot]" }
+	return []story{good, again, bad, stopped, lost, denied}
+}
+
+// settling is task.resolve.
+func settling() []story {
+	return []story{{
+		kind: "task.resolve", state: succeeded, action: true,
+		prepare: func(string) string { return "true" },
+		facts:   func(l string) string { return "echo runs=$(cat " + runs(l) + " 2>/dev/null | wc -l)" },
+		setup: func(ctx context.Context, t *trial) error {
+			id, err := t.make(ctx, "system.command", fmt.Sprintf(`argv: [/bin/sh, -c, "echo run >> %s; exec sleep 60"]`, runs(t.label)))
+			if err != nil {
+				return err
+			}
+			t.held = id
+			if err := t.await(ctx, runs(t.label)); err != nil {
+				return err
+			}
+			if err := t.killShim(ctx, id); err != nil {
+				return err
+			}
+			_, err = t.c.WaitState(ctx, id, patience, held)
+			return err
+		},
+		create: func(ctx context.Context, t *trial) (string, error) { return t.resolve(ctx, t.held) },
+	}}
+}
