@@ -47,6 +47,9 @@ func New(cfg Config) *Agent {
 func (a *Agent) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
+		if a.cfg.RunDir == "" {
+			return nil
+		}
 		return local.New(local.Config{
 			Node: (*answers)(a), RunDir: a.cfg.RunDir, Group: a.cfg.SocketGroup, Logger: a.log.With("component", "local"),
 			Ready: func() { a.cfg.Notify("READY=1") },

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/agent/internal/session"
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/host"
 )
@@ -19,11 +20,14 @@ type Hosts interface {
 	Prober() host.Prober
 }
 
+// Conn is a connection to the control plane.
+type Conn = session.Conn
+
 // Config is what an agent needs. Fields without "optional" must be set.
 type Config struct {
 	// StateDir holds the journal, the identity and the commands' files.
 	StateDir string
-	// RunDir holds the local socket.
+	// RunDir holds the local socket. Empty: there is none.
 	RunDir string
 	// PolicyFile is the node's own policy.
 	PolicyFile string
@@ -56,6 +60,16 @@ type Config struct {
 	Hosts Hosts
 	// Dial makes the connections to the control plane; optional.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// Connect makes the connections of sessions in place of Dial, TLS and gRPC;
+	// optional. Simulations deliver messages by hand with it.
+	Connect func(server string) (Conn, error)
+	// Guard is asked before the journal is written, and again when that is
+	// durable and nobody has heard of it; optional. An error fails the write, as
+	// a disk would. Simulations let a process die there.
+	Guard func(written bool) error
+	// Jitter returns a time between 0 and d, by which pauses between sessions
+	// differ; optional, random.
+	Jitter func(d time.Duration) time.Duration
 	// Notify tells the service manager of a change, as sd_notify does; optional.
 	Notify func(state string)
 	// Watchdog is how often the service manager wants a sign of life; optional,

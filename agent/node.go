@@ -64,7 +64,7 @@ func (a *Agent) work(ctx context.Context, e *enrol.Enrolment, joined bool) (err 
 	if n.store, err = state.Open(ctx, state.Config{
 		Dir: a.cfg.StateDir, Node: e.Node(), Generation: e.Generation(), BootID: n.bootID,
 		Clock: a.cfg.Clock, Logger: a.log.With("component", "state"),
-		JustJoined: joined, JoinFloor: e.Floor(), IdentityNotBefore: e.NotBefore(),
+		JustJoined: joined, JoinFloor: e.Floor(), IdentityNotBefore: e.NotBefore(), Guard: a.cfg.Guard,
 	}); err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (n *node) build() error {
 		Identities: identity{n.enrolment, n.cfg.Clock}, Journal: journal{n.executor, n}, Tasks: n.executor, Trust: trust{n.enrolment},
 		Node: n.health, Clock: n.cfg.Clock, Logger: component("session"), Version: n.cfg.Version,
 		Kinds: kinds(n.cfg.Registry), Credits: executor.Credits,
-		Alongside: n.uploader.Serve, Wanted: n.uploader.Want, Dial: n.cfg.Dial,
+		Alongside: n.uploader.Serve, Wanted: n.uploader.Want, Dial: n.cfg.Dial, Connect: n.cfg.Connect, Jitter: n.cfg.Jitter,
 	})
 	return nil
 }

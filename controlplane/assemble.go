@@ -101,26 +101,36 @@ func (w *site) services(p *parts) error {
 		Limits: intercept.DefaultLimits(), Log: log.With("component", "rpc"), Now: w.cfg.Now,
 	})
 	tls := pki.TLS{Source: ca.NewSource(w.ca, w.id, certificateTTL), TrustDomain: w.id.TrustDomain, Now: w.cfg.Now}
-	root := func() *trustroot.Root { return w.root }
+	register := func(r grpc.ServiceRegistrar) { w.register(r, p) }
 	p.grpc = grpc.NewServer(chain.ServerOptions(tls)...)
-	healthgrpc.RegisterHealthServer(p.grpc, p.health)
-	agentpb.RegisterAgentServiceServer(p.grpc, agentv1.New(agentv1.Config{
+	register(p.grpc)
+	if w.cfg.Local != nil {
+		w.cfg.Local(Services{Register: register, Unary: chain.Unary, Stream: chain.Stream})
+	}
+	return policy.Covers(p.grpc.GetServiceInfo())
+}
+
+// register makes the services and hands them to r.
+func (w *site) register(r grpc.ServiceRegistrar, p *parts) {
+	log := w.cfg.Logger
+	root := func() *trustroot.Root { return w.root }
+	healthgrpc.RegisterHealthServer(r, p.health)
+	agentpb.RegisterAgentServiceServer(r, agentv1.New(agentv1.Config{
 		Sessions: p.dispatch, Outputs: w.output, Members: p.fleet, Reader: w.db,
 		Logger: log.With("component", "output"), Stopping: p.stopping, Now: w.cfg.Now,
 	}))
-	agentpb.RegisterEnrolmentServiceServer(p.grpc, enrolv1.New(enrolv1.Config{
+	agentpb.RegisterEnrolmentServiceServer(r, enrolv1.New(enrolv1.Config{
 		TrustDomain: w.id.TrustDomain, NodeTTL: w.cfg.NodeTTL, Tokens: p.fleet, Issuer: w.ca, Trust: w,
 		Log: log.With("component", "enrolment"), Now: w.cfg.Now,
 	}))
-	taskpb.RegisterTaskServiceServer(p.grpc, taskv1.New(taskv1.Config{
+	taskpb.RegisterTaskServiceServer(r, taskv1.New(taskv1.Config{
 		Log: w.log, Reader: w.db, Sessions: p.dispatch, Outputs: w.output,
 		Admit: admit.New(admit.Config{Registry: w.cfg.Registry, Root: root, Now: w.cfg.Now}),
 		Spec:  specOf(w.cfg.Registry), Actor: w.id.String(), Stopping: p.stopping,
 	}))
-	nodepb.RegisterNodeServiceServer(p.grpc, nodev1.New(nodev1.Config{
+	nodepb.RegisterNodeServiceServer(r, nodev1.New(nodev1.Config{
 		Fleet: p.fleet, Root: root, NodeAddress: w.cfg.AdvertiseAddress, Version: w.cfg.Version, Now: w.cfg.Now,
 	}))
-	return policy.Covers(p.grpc.GetServiceInfo())
 }
 
 // TrustChain implements [enrolv1.TrustChain].

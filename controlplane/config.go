@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/gpuaas/millwright/tasks"
 )
 
@@ -42,6 +44,23 @@ type Config struct {
 	Listener, HTTPListener net.Listener
 	// Now is the wall clock; nil means time.Now.
 	Now func() time.Time
+	// Local is given the services before the server serves, behind the same
+	// interceptors as the port has; nil means nobody is. Simulations call them
+	// without a network. It must register nothing that outlives the server.
+	Local func(Services)
+	// Guard is asked before the store is written, and again when that is durable
+	// and nobody has heard of it; nil means that all may be written. An error
+	// fails the write, as a disk would. Simulations let the process die there.
+	Guard func(written bool) error
+}
+
+// Services are what a server serves, and what stands before each call.
+type Services struct {
+	// Register registers all services.
+	Register func(grpc.ServiceRegistrar)
+	// Unary and Stream judge the caller by the peer of the context.
+	Unary  grpc.UnaryServerInterceptor
+	Stream grpc.StreamServerInterceptor
 }
 
 func (c *Config) storePath() string { return filepath.Join(c.StateDir, "store.db") }

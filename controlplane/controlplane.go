@@ -41,7 +41,7 @@ func New(cfg Config) *Server {
 // Run serves until ctx ends, and returns once all has ended. It then has told
 // the nodes to come back later, and has let open calls end for a moment.
 func (s *Server) Run(ctx context.Context) (err error) {
-	db, err := boltstore.Open(s.cfg.storePath())
+	db, err := boltstore.Open(s.cfg.storePath(), boltstore.Guard(s.cfg.Guard))
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w; a new server is founded with: millwright-server init", err)
 	}

@@ -1,9 +1,6 @@
 package session
 
-import (
-	"math/rand/v2"
-	"time"
-)
+import "time"
 
 const (
 	firstPause = time.Second
@@ -20,6 +17,7 @@ const (
 // server does not come back on the same tick.
 type backoff struct {
 	attempt int
+	jitter  func(time.Duration) time.Duration
 }
 
 func (b *backoff) reset() { b.attempt = 0 }
@@ -32,7 +30,7 @@ func (b *backoff) next() time.Duration {
 		ceiling = min(longPause, firstPause<<b.attempt)
 		b.attempt++
 	}
-	return rand.N(ceiling) + 1
+	return b.jitter(ceiling) + 1
 }
 
 // after returns a pause that is no shorter than what the server asked for.

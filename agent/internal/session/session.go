@@ -12,6 +12,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"time"
@@ -126,6 +127,17 @@ type Config struct {
 	ServerTime func(server, local time.Time)
 	// Dial makes the connection below TLS; optional.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// Connect makes a connection in place of Dial, TLS and gRPC; optional.
+	Connect func(server string) (Conn, error)
+	// Jitter returns a time between 0 and d, by which pauses differ; optional,
+	// random.
+	Jitter func(d time.Duration) time.Duration
+}
+
+// Conn is a connection to the control plane. Close ends its streams.
+type Conn interface {
+	grpc.ClientConnInterface
+	Close() error
 }
 
 // Status is how the session is.
@@ -158,6 +170,9 @@ func New(cfg Config) *Session {
 			return dialer.DialContext(ctx, "tcp", address)
 		}
 	}
+	if cfg.Jitter == nil {
+		cfg.Jitter = func(d time.Duration) time.Duration { return rand.N(d) }
+	}
 	return &Session{cfg: cfg, log: cfg.Logger}
 }
 
@@ -172,7 +187,7 @@ func (s *Session) Status() Status {
 // the server, the network or the identity ends it.
 func (s *Session) Run(ctx context.Context) error {
 	defer s.failed(errStopped)
-	var pause backoff
+	pause := backoff{jitter: s.cfg.Jitter}
 	for ctx.Err() == nil {
 		id, err := s.identity(ctx)
 		var ended ending

@@ -82,7 +82,10 @@ func (s *Session) once(ctx context.Context, id Identity) ending {
 	return ending{err: err, welcomed: true, asked: time.Duration(st.asked.Load())}
 }
 
-func (s *Session) dial(id Identity) (*grpc.ClientConn, error) {
+func (s *Session) dial(id Identity) (Conn, error) {
+	if s.cfg.Connect != nil {
+		return s.cfg.Connect(id.Server)
+	}
 	conn, err := grpc.NewClient("passthrough:///"+id.Server,
 		grpc.WithTransportCredentials(credentials.NewTLS(id.TLS)),
 		grpc.WithContextDialer(s.cfg.Dial),
@@ -213,7 +216,7 @@ func heartbeatInterval(w *agentv1.Welcome) time.Duration {
 }
 
 // run keeps the session until it ends, and returns why.
-func (st *stream) run(ctx context.Context, conn *grpc.ClientConn) error {
+func (st *stream) run(ctx context.Context, conn Conn) error {
 	g, ctx := errgroup.WithContext(ctx)
 	// Recv returns only when the stream ends, and the stream ends with the
 	// context that opened it, not with the group's.

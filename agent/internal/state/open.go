@@ -59,6 +59,9 @@ type Config struct {
 	// Reserve is how many bytes must be free for one more task; optional,
 	// 64 MiB.
 	Reserve uint64
+	// Guard is asked before a commit is written, and again when it is durable and
+	// nobody has heard of it; optional. An error fails the commit.
+	Guard func(written bool) error
 }
 
 // Store is the open state. Its methods are safe for concurrent use.
@@ -89,6 +92,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if cfg.Reserve == 0 {
 		cfg.Reserve = defaultReserve
+	}
+	if cfg.Guard == nil {
+		cfg.Guard = func(bool) error { return nil }
 	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state directory: %w", err)

@@ -40,6 +40,20 @@ type Store struct {
 	db       *bolt.DB
 	requests chan *request
 	ended    chan struct{} // closed by Run when no more writes are taken
+	guard    func(written bool) error
+}
+
+// Option changes how a store works.
+type Option func(*Store)
+
+// Guard has f asked before each commit, and again when it is durable and nobody
+// has heard of it. An error fails the commit. Nil asks nobody.
+func Guard(f func(written bool) error) Option {
+	return func(s *Store) {
+		if f != nil {
+			s.guard = f
+		}
+	}
 }
 
 // Create makes the file, which must not exist, and opens it. It is made under
@@ -96,7 +110,7 @@ func create(path string) error {
 // Open opens a file that [Create] has made, and reads it once. A missing or
 // empty one is an error and not a fresh start: what was in it would be lost
 // silently.
-func Open(path string) (*Store, error) {
+func Open(path string, options ...Option) (*Store, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
@@ -114,7 +128,11 @@ func Open(path string) (*Store, error) {
 	if err := db.View(checkSchema); err != nil {
 		return nil, errors.Join(fmt.Errorf("open store %s: %w", path, err), db.Close())
 	}
-	return newStore(db), nil
+	s := newStore(db)
+	for _, o := range options {
+		o(s)
+	}
+	return s, nil
 }
 
 func open(path string) (*bolt.DB, error) {
@@ -172,7 +190,7 @@ func readWhole(path string) (err error) {
 }
 
 func newStore(db *bolt.DB) *Store {
-	return &Store{db: db, requests: make(chan *request), ended: make(chan struct{})}
+	return &Store{db: db, requests: make(chan *request), ended: make(chan struct{}), guard: func(bool) error { return nil }}
 }
 
 func checkSchema(tx *bolt.Tx) error {

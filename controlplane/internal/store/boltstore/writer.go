@@ -66,7 +66,7 @@ func (s *Store) gather(group []*request) []*request {
 // for all.
 func (s *Store) commit(group []*request) {
 	results := make([]error, len(group))
-	err := s.db.Update(func(tx *bolt.Tx) error {
+	err := s.guarded(func(tx *bolt.Tx) error {
 		for i, r := range group {
 			writes, err := prepare(tx, r)
 			if err != nil {
@@ -91,6 +91,17 @@ func (s *Store) commit(group []*request) {
 		}
 		r.done <- results[i]
 	}
+}
+
+// guarded is a transaction that the guard allows, and lets be told of.
+func (s *Store) guarded(fn func(*bolt.Tx) error) error {
+	if err := s.guard(false); err != nil {
+		return err
+	}
+	if err := s.db.Update(fn); err != nil {
+		return err
+	}
+	return s.guard(true)
 }
 
 // prepare runs the decision and encodes its change. A decision that panics is
