@@ -74,7 +74,7 @@ func (s *Store) enqueue(c *change, closing bool) error {
 func (s *Store) commit(group []*change) {
 	var grown sizes
 	wrote := false
-	err := s.guarded(func(btx *bolt.Tx) error {
+	err := s.db.Update(func(btx *bolt.Tx) error {
 		for _, c := range group {
 			tx := newTx(btx, s.cfg)
 			if c.err = tx.run(c.fn); c.err != nil {
@@ -92,7 +92,7 @@ func (s *Store) commit(group []*change) {
 			return errNothing
 		}
 		crash.Point("state.commit.before")
-		return nil
+		return s.cfg.Guard(false)
 	})
 	if errors.Is(err, errNothing) {
 		return
@@ -111,14 +111,6 @@ func (s *Store) commit(group []*change) {
 		return
 	}
 	crash.Point("state.commit.marked")
-}
-
-// guarded is an update of the file that the guard allows.
-func (s *Store) guarded(fn func(*bolt.Tx) error) error {
-	if err := s.cfg.Guard(false); err != nil {
-		return err
-	}
-	return s.db.Update(fn)
 }
 
 // errNothing rolls a transaction back in which no one wrote.

@@ -244,12 +244,11 @@ func (s *Store) Close() error {
 	if closed {
 		return nil
 	}
-	// It waits in line behind all that were before it.
-	if err := s.enqueue(&change{turn: make(chan bool, 1)}, true); err != nil {
-		return err
-	}
+	// It waits in line behind all that were before it, and shares their commit:
+	// what the disk says of that is theirs. The file must not stay open and locked.
+	_ = s.enqueue(&change{turn: make(chan bool, 1)}, true)
 	if err := s.db.Close(); err != nil {
-		return fmt.Errorf("close state file: %w", err)
+		return fmt.Errorf("close state file: %w", errors.Join(err, s.mark.close()))
 	}
 	return s.mark.close()
 }

@@ -66,7 +66,8 @@ func (s *Store) gather(group []*request) []*request {
 // for all.
 func (s *Store) commit(group []*request) {
 	results := make([]error, len(group))
-	err := s.guarded(func(tx *bolt.Tx) error {
+	wrote := false
+	err := s.db.Update(func(tx *bolt.Tx) error {
 		for i, r := range group {
 			writes, err := prepare(tx, r)
 			if err != nil {
@@ -78,12 +79,19 @@ func (s *Store) commit(group []*request) {
 					return err
 				}
 			}
+			wrote = wrote || len(writes) > 0
 		}
 		crash.Point("server.store.before")
-		return nil
+		if !wrote {
+			return nil
+		}
+		return s.guard(false)
 	})
 	if err == nil {
 		crash.Point("server.store.committed")
+	}
+	if err == nil && wrote {
+		err = s.guard(true)
 	}
 	for i, r := range group {
 		if err != nil && results[i] == nil {
@@ -91,17 +99,6 @@ func (s *Store) commit(group []*request) {
 		}
 		r.done <- results[i]
 	}
-}
-
-// guarded is a transaction that the guard allows, and lets be told of.
-func (s *Store) guarded(fn func(*bolt.Tx) error) error {
-	if err := s.guard(false); err != nil {
-		return err
-	}
-	if err := s.db.Update(fn); err != nil {
-		return err
-	}
-	return s.guard(true)
 }
 
 // prepare runs the decision and encodes its change. A decision that panics is

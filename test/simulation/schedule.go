@@ -1,0 +1,264 @@
+package simulation
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// outcome is what became of one schedule.
+type outcome struct {
+	hash   string
+	steps  int
+	faults map[string]int
+	states map[string]int
+	broken []string
+	passed time.Duration // in the bubble
+}
+
+// Limits of one schedule.
+const (
+	chaosSteps = 120
+	// calmFor is how long after the last fault all must have ended.
+	calmFor = 30 * time.Minute
+)
+
+// play plays the schedule of one seed.
+func play(t *testing.T, tp *template, seed uint64, say func(string)) (out outcome) {
+	dir := filepath.Join(tp.dir, fmt.Sprintf("seed-%d", seed))
+	must(t, os.MkdirAll(dir, 0o700))
+	defer func() { _ = os.RemoveAll(dir) }()
+	log := slog.New(slog.DiscardHandler)
+	if say != nil {
+		log = slog.New(slog.NewTextHandler(lines(say), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, seed, dir, log, say)
+		w.build(tp)
+		w.chaos()
+		w.mend()
+		w.judge()
+		w.end()
+		out = outcome{fmt.Sprintf("%x", w.sum.Sum(nil)), w.steps, w.faults, w.ops.states(), w.broken, time.Since(epoch)}
+	})
+	return out
+}
+
+type lines func(string)
+
+func (l lines) Write(b []byte) (int, error) {
+	l("        " + strings.TrimSpace(string(b)))
+	return len(b), nil
+}
+
+// build starts a server and its nodes from copies of the template.
+func (w *world) build(tp *template) {
+	time.Sleep(time.Hour) // the template's own time is over by then
+	w.server = &server{w: w, dir: w.dir}
+	must(w.t, copyDir(filepath.Join(w.dir, "server"), filepath.Join(tp.dir, "server")))
+	for i := range 1 + w.rng.IntN(maxNodes) {
+		n := &node{w: w, name: nodeName(i), dir: filepath.Join(w.dir, nodeName(i)), peer: tp.nodes[i], boot: time.Now().Add(-time.Minute),
+			jitter: rand.New(rand.NewPCG(w.seed, uint64(i)))}
+		must(w.t, copyDir(n.dir, filepath.Join(tp.dir, n.name)))
+		n.machine()
+		w.nodes = append(w.nodes, n)
+	}
+	w.ops = newOperator(w, tp)
+	w.server.start()
+	for _, n := range w.nodes {
+		n.start()
+	}
+}
+
+// chaos lets things happen, and go wrong, as the dice fall.
+func (w *world) chaos() {
+	orders := 2 + w.rng.IntN(5)
+	if w.rng.IntN(4) > 0 {
+		w.settle(time.Second, first)
+	}
+	begin := w.steps
+	for w.steps < begin+chaosSteps {
+		synctest.Wait()
+		w.watch()
+		switch dice := w.rng.IntN(100); {
+		case dice < 6 && len(w.ops.orders) < orders:
+			t := w.ops.order()
+			w.trace("order %s: %s on %s", t.alias, t.kind, t.node.name)
+			w.ops.send(t)
+			w.steps++
+			continue
+		case dice < 8:
+			w.wantCancel()
+			continue
+		case dice < 16:
+			w.fault()
+			w.steps++
+			continue
+		case dice < 20:
+			w.again()
+		}
+		w.goOn()
+	}
+}
+
+// goOn lets one thing happen that can, or time pass.
+func (w *world) goOn() {
+	synctest.Wait()
+	all := w.choices()
+	if len(all) == 0 || w.rng.IntN(12) == 0 {
+		d := []time.Duration{tick, 2 * time.Second, 20 * time.Second}[w.rng.IntN(3)]
+		w.steps++
+		w.trace("time %s", d)
+		time.Sleep(d)
+		return
+	}
+	w.happen(all[w.rng.IntN(len(all))])
+}
+
+// watch has the operator look now and then, and repeat what was not answered.
+func (w *world) watch() {
+	if w.rng.IntN(4) == 0 {
+		w.ops.look()
+	}
+	if open := w.ops.open(); len(open) > 0 && w.rng.IntN(3) == 0 {
+		w.ops.send(open[w.rng.IntN(len(open))])
+		synctest.Wait()
+	}
+}
+
+func (w *world) wantCancel() {
+	if len(w.ops.orders) == 0 {
+		return
+	}
+	t := w.ops.orders[w.rng.IntN(len(w.ops.orders))]
+	t.mu.Lock()
+	t.cancel = t.created
+	t.mu.Unlock()
+	w.trace("cancel %s", t.alias)
+	w.ops.send(t)
+	synctest.Wait()
+}
+
+// again delivers a message once more that was delivered before, on the node's
+// stream of now: of the same epoch it is a duplicate, else it is stale.
+func (w *world) again() {
+	if len(w.old) == 0 {
+		return
+	}
+	m := w.old[w.rng.IntN(len(w.old))]
+	for _, s := range w.streams {
+		if s.node != m.node || s.method != sessionMethod || s.server == nil || s.serverGone || s.clientGone {
+			continue
+		}
+		s.mu.Lock()
+		over := s.hungUp
+		s.mu.Unlock()
+		if over {
+			continue
+		}
+		w.faults["repeated"]++
+		w.trace("again %s up=%v: %s", s.name, m.up, describe(m.p))
+		if m.up {
+			s.toServer <- m.p
+		} else {
+			s.toClient <- m.p
+		}
+		synctest.Wait()
+		return
+	}
+}
+
+const sessionMethod = "/millwright.agent.v1.AgentService/Session"
+
+// machine gives a node what its tasks need.
+func (n *node) machine() {
+	n.Node = newMachine(n.w)
+}
+
+// mend ends all faults: what was cut is whole, what died runs, clocks are
+// right. Then all must come to its end.
+func (w *world) mend() {
+	w.calm = true
+	w.trace("calm")
+	for _, n := range w.nodes {
+		n.cutUp, n.cutDown = false, false
+		n.step(0)
+		if n.agent == nil {
+			n.start()
+		}
+	}
+	if w.server.run == nil {
+		w.server.start()
+	}
+	begin := time.Now()
+	for time.Since(begin) < calmFor {
+		for _, t := range w.ops.open() {
+			w.ops.send(t)
+		}
+		w.settle(5*time.Second, first)
+		w.ops.look()
+		if w.quiet() {
+			w.trace("quiet after %s", time.Since(begin).Round(time.Second))
+			return
+		}
+		time.Sleep(10 * time.Second)
+	}
+	w.wrong("not quiet within %s", calmFor)
+}
+
+// quiet reports whether every order has ended or is held, and the server has
+// said so.
+func (w *world) quiet() bool {
+	if len(w.ops.open()) > 0 {
+		return false
+	}
+	for _, t := range w.ops.orders {
+		if t.refused != "" {
+			continue
+		}
+		if s := w.ops.get(t); s == nil || !terminal(s.GetState()) && s.GetState() != heldState {
+			return false
+		}
+	}
+	return true
+}
+
+// end stops all processes.
+func (w *world) end() {
+	for _, n := range w.nodes {
+		w.stopAgent(n)
+	}
+	if w.server.run != nil {
+		w.stopServer(false)
+		w.server.run = nil
+	}
+	w.ops.calls.Wait()
+	w.server.wait.Wait()
+	w.mu.Lock()
+	left := w.streams
+	w.mu.Unlock()
+	for _, s := range left {
+		if s.server != nil {
+			s.server(errCut)
+		}
+	}
+	w.server.serving.Wait()
+}
+
+// removeAll removes files that may not be there.
+func removeAll(paths ...string) error {
+	for _, p := range paths {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
