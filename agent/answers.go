@@ -147,3 +147,12 @@ func (a *answers) Resolve(ctx context.Context, r *agentv1.ResolveTaskRequest) (t
 	}
 	return as, err
 }
+
+// Export gives all that the journal holds to emit.
+func (a *answers) Export(_ context.Context, emit func(*agentv1.JournalLine) error) error {
+	n, problem := (*Agent)(a).current()
+	if n == nil {
+		return fmt.Errorf("no journal is open (%w): name its file with --file: %w", problem, local.ErrNotFound)
+	}
+	return n.store.Export(emit)
+}

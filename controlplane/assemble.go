@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/admit"
 	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
+	"github.com/gpuaas/millwright/controlplane/internal/export"
 	"github.com/gpuaas/millwright/controlplane/internal/fleet"
 	"github.com/gpuaas/millwright/controlplane/internal/output"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/agentv1"
@@ -60,6 +61,7 @@ func (s *Server) assemble(ctx context.Context, db *boltstore.Store) (*parts, err
 		Log: w.log, Reader: db, Sessions: p.dispatch, Logger: w.cfg.Logger.With("component", "fleet"),
 		Actor: w.id.String(), NodeID: w.nodeID, Now: w.cfg.Now,
 	})
+	p.export = export.New(w.cfg.StateDir, db)
 	if err := p.fleet.Load(ctx); err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	healthgrpc "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
+	"github.com/gpuaas/millwright/controlplane/internal/export"
 	"github.com/gpuaas/millwright/controlplane/internal/fleet"
 	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
 )
@@ -75,6 +76,7 @@ type parts struct {
 	health   *health.Server
 	dispatch *dispatch.Dispatcher
 	fleet    *fleet.Fleet
+	export   *export.Server
 	alive    func(context.Context) error // whether the store takes writes
 	stopping chan struct{}               // closed once, when the server is about to stop
 }
@@ -108,6 +110,7 @@ func (s *Server) serve(ctx context.Context, p *parts) error {
 	})
 	group.Go(func() error { return p.dispatch.Run(loops) })
 	group.Go(func() error { return p.fleet.Run(loops) })
+	group.Go(func() error { return p.export.Run(loops) })
 	group.Go(func() error { return watchdog(ctx, s.cfg.Logger, p.alive) })
 	group.Go(func() error {
 		<-ctx.Done()

@@ -27,6 +27,11 @@ func (a *app) ask(ctx context.Context, do func(ctx context.Context, c agentv1.Lo
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
+	return reach(ctx, cfg, do)
+}
+
+// reach is ask without a bound.
+func reach(ctx context.Context, cfg configfile.Config, do func(ctx context.Context, c agentv1.LocalServiceClient) error) error {
 	if err := local.Reach(ctx, cfg.RunDir); err != nil {
 		return unreachable(filepath.Join(cfg.RunDir, local.SocketName), err)
 	}
@@ -106,7 +111,7 @@ func (a *app) journalCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&unfinished, "unfinished", false, "only tasks that have not ended")
 	cmd.Flags().Int32Var(&limit, "limit", 100, "at most so many, up to 1000")
 	a.outputFlag(cmd)
-	return group("journal", "Look at the node's journal", cmd)
+	return group("journal", "Look at the node's journal", cmd, a.exportCmd())
 }
 
 func (a *app) taskCmd() *cobra.Command {

@@ -63,6 +63,15 @@ func (node) Resolve(_ context.Context, r *agentv1.ResolveTaskRequest) (taskv1.Ta
 	return taskv1.TaskState_TASK_STATE_ABANDONED, nil
 }
 
+func (node) Export(_ context.Context, emit func(*agentv1.JournalLine) error) error {
+	for seq := range uint64(3) {
+		if err := emit(&agentv1.JournalLine{Line: &agentv1.JournalLine_Frame{Frame: &agentv1.JournalFrame{Seq: seq + 1, Bytes: bytes.Repeat([]byte("x"), 200<<10)}}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // configured writes a configuration whose agent is in dir.
 func configured(t *testing.T) (dir, config string) {
 	t.Helper()

@@ -50,6 +50,9 @@ type Node interface {
 	// Resolve settles a held task by root's word. It wraps ErrNotFound or
 	// ErrNotHeld.
 	Resolve(ctx context.Context, r *agentv1.ResolveTaskRequest) (taskv1.TaskState, error)
+	// Export gives all that the journal holds to emit, whose error it returns
+	// as it is. It wraps ErrNotFound while there is no journal.
+	Export(ctx context.Context, emit func(*agentv1.JournalLine) error) error
 }
 
 // Config is what a server needs. All fields without "optional" must be set.
@@ -88,7 +91,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	srv := grpc.NewServer(grpc.Creds(peerCredentials{}), grpc.UnaryInterceptor(s.intercept), grpc.MaxRecvMsgSize(64<<10))
+	srv := grpc.NewServer(grpc.Creds(peerCredentials{}), grpc.UnaryInterceptor(s.intercept), grpc.StreamInterceptor(s.interceptStream), grpc.MaxRecvMsgSize(64<<10))
 	agentv1.RegisterLocalServiceServer(srv, s)
 	if s.cfg.Ready != nil {
 		s.cfg.Ready()

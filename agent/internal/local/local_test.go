@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -56,6 +58,15 @@ func (n *node) Resolve(_ context.Context, r *agentv1.ResolveTaskRequest) (taskv1
 	}
 	n.resolved = append(n.resolved, fmt.Sprintf("%s %v: %s", r.GetTaskId(), r.GetAs(), r.GetReason()))
 	return taskv1.TaskState_TASK_STATE_ABANDONED, nil
+}
+
+func (n *node) Export(_ context.Context, emit func(*agentv1.JournalLine) error) error {
+	for seq := range uint64(3) {
+		if err := emit(&agentv1.JournalLine{Line: &agentv1.JournalLine_Frame{Frame: &agentv1.JournalFrame{Seq: seq + 1, Bytes: make([]byte, 200<<10)}}}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // start serves in a directory that others may reach, and returns it.
@@ -289,5 +300,29 @@ func TestNobodyListens(t *testing.T) {
 	_, err := dial(t, t.TempDir()).GetStatus(t.Context(), &agentv1.GetStatusRequest{})
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("GetStatus() = %v, want Unavailable", err)
+	}
+}
+
+func TestExport(t *testing.T) {
+	dir := start(t, &node{})
+	stream, err := dial(t, dir).ExportJournal(t.Context(), &agentv1.ExportJournalRequest{})
+	var seqs []uint64
+	for err == nil {
+		var piece *agentv1.ExportJournalResponse
+		if piece, err = stream.Recv(); err == nil {
+			for _, l := range piece.GetLines() {
+				seqs = append(seqs, l.GetFrame().GetSeq())
+			}
+		}
+	}
+	if !errors.Is(err, io.EOF) || !slices.Equal(seqs, []uint64{1, 2, 3}) {
+		t.Errorf("ExportJournal() = frames %v, %v; want 1 to 3", seqs, err)
+	}
+	stream, err = dialAs(t, dir, 65534).ExportJournal(t.Context(), &agentv1.ExportJournalRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unavailable {
+		t.Errorf("ExportJournal() by another user = %v, want PermissionDenied", err)
 	}
 }

@@ -59,7 +59,7 @@ func command(stdout, stderr io.Writer) *cobra.Command {
 		SilenceErrors: true,
 		Args:          noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return &usageError{errors.New("a command is missing: run, init or config check")}
+			return &usageError{errors.New("a command is missing: run, init, config check or log export")}
 		},
 		Version: version(),
 	}
@@ -71,7 +71,7 @@ func command(stdout, stderr io.Writer) *cobra.Command {
 			return &usageError{errors.New("a command is missing: config check")}
 		}}
 	config.AddCommand(checkCommand(&path, stdout))
-	root.AddCommand(runCommand(&path, stderr), initCommand(&path, stdout, stderr), config)
+	root.AddCommand(runCommand(&path, stderr), initCommand(&path, stdout, stderr), config, logCommand(&path, stdout, stderr))
 	root.AddCommand(faultCommands(stdout)...)
 	return root
 }

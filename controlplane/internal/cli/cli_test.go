@@ -41,11 +41,13 @@ func TestUsage(t *testing.T) {
 		code int
 		word string
 	}{
-		{nil, 2, "run, init or config check"},
+		{nil, 2, "run, init, config check or log export"},
 		{[]string{"serve"}, 2, `"serve"`},
 		{[]string{"run", "x"}, 2, `"x"`},
 		{[]string{"run", "--port=1"}, 2, "--port"},
 		{[]string{"config"}, 2, "config check"},
+		{[]string{"log"}, 2, "log export"},
+		{[]string{"log", "export", "--config", "/none"}, 1, "/none"},
 		{[]string{"init"}, 2, "--trust-root is missing"},
 		{[]string{"init", "--trust-root=f", "--trust-domain=d"}, 2, "--context-out is missing"},
 		{[]string{"config", "check", "--config", "/none"}, 1, "/none"},

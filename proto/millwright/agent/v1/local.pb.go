@@ -603,7 +603,7 @@ var File_millwright_agent_v1_local_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\n" +
-	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/agent/v1/journal.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a millwright/task/v1/resolve.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
+	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a millwright/agent/v1/export.proto\x1a!millwright/agent/v1/journal.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a millwright/task/v1/resolve.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\xec\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
@@ -647,11 +647,12 @@ const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\x02as\x18\x02 \x01(\x0e2\x1d.millwright.task.v1.ResolveAsR\x02as\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"J\n" +
 	"\x13ResolveTaskResponse\x123\n" +
-	"\x05state\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.TaskStateR\x05state2\xae\x02\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.TaskStateR\x05state2\x98\x03\n" +
 	"\fLocalService\x12Z\n" +
 	"\tGetStatus\x12%.millwright.agent.v1.GetStatusRequest\x1a&.millwright.agent.v1.GetStatusResponse\x12`\n" +
 	"\vListJournal\x12'.millwright.agent.v1.ListJournalRequest\x1a(.millwright.agent.v1.ListJournalResponse\x12`\n" +
-	"\vResolveTask\x12'.millwright.agent.v1.ResolveTaskRequest\x1a(.millwright.agent.v1.ResolveTaskResponseB@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
+	"\vResolveTask\x12'.millwright.agent.v1.ResolveTaskRequest\x1a(.millwright.agent.v1.ResolveTaskResponse\x12h\n" +
+	"\rExportJournal\x12).millwright.agent.v1.ExportJournalRequest\x1a*.millwright.agent.v1.ExportJournalResponse0\x01B@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
 
 var (
 	file_millwright_agent_v1_local_proto_rawDescOnce sync.Once
@@ -684,6 +685,8 @@ var file_millwright_agent_v1_local_proto_goTypes = []any{
 	(*v1.StepOutcome)(nil),        // 14: millwright.task.v1.StepOutcome
 	(v1.ResolveAs)(0),             // 15: millwright.task.v1.ResolveAs
 	(v1.TaskState)(0),             // 16: millwright.task.v1.TaskState
+	(*ExportJournalRequest)(nil),  // 17: millwright.agent.v1.ExportJournalRequest
+	(*ExportJournalResponse)(nil), // 18: millwright.agent.v1.ExportJournalResponse
 }
 var file_millwright_agent_v1_local_proto_depIdxs = []int32{
 	8,  // 0: millwright.agent.v1.GetStatusResponse.svid_not_after:type_name -> google.protobuf.Timestamp
@@ -701,11 +704,13 @@ var file_millwright_agent_v1_local_proto_depIdxs = []int32{
 	0,  // 12: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
 	2,  // 13: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
 	6,  // 14: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
-	1,  // 15: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
-	3,  // 16: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
-	7,  // 17: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
-	15, // [15:18] is the sub-list for method output_type
-	12, // [12:15] is the sub-list for method input_type
+	17, // 15: millwright.agent.v1.LocalService.ExportJournal:input_type -> millwright.agent.v1.ExportJournalRequest
+	1,  // 16: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
+	3,  // 17: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
+	7,  // 18: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
+	18, // 19: millwright.agent.v1.LocalService.ExportJournal:output_type -> millwright.agent.v1.ExportJournalResponse
+	16, // [16:20] is the sub-list for method output_type
+	12, // [12:16] is the sub-list for method input_type
 	12, // [12:12] is the sub-list for extension type_name
 	12, // [12:12] is the sub-list for extension extendee
 	0,  // [0:12] is the sub-list for field type_name
@@ -716,6 +721,7 @@ func file_millwright_agent_v1_local_proto_init() {
 	if File_millwright_agent_v1_local_proto != nil {
 		return
 	}
+	file_millwright_agent_v1_export_proto_init()
 	file_millwright_agent_v1_journal_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -19,9 +19,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	LocalService_GetStatus_FullMethodName   = "/millwright.agent.v1.LocalService/GetStatus"
-	LocalService_ListJournal_FullMethodName = "/millwright.agent.v1.LocalService/ListJournal"
-	LocalService_ResolveTask_FullMethodName = "/millwright.agent.v1.LocalService/ResolveTask"
+	LocalService_GetStatus_FullMethodName     = "/millwright.agent.v1.LocalService/GetStatus"
+	LocalService_ListJournal_FullMethodName   = "/millwright.agent.v1.LocalService/ListJournal"
+	LocalService_ResolveTask_FullMethodName   = "/millwright.agent.v1.LocalService/ResolveTask"
+	LocalService_ExportJournal_FullMethodName = "/millwright.agent.v1.LocalService/ExportJournal"
 )
 
 // LocalServiceClient is the client API for LocalService service.
@@ -37,6 +38,8 @@ type LocalServiceClient interface {
 	ListJournal(ctx context.Context, in *ListJournalRequest, opts ...grpc.CallOption) (*ListJournalResponse, error)
 	// ResolveTask settles a held task. Only root may.
 	ResolveTask(ctx context.Context, in *ResolveTaskRequest, opts ...grpc.CallOption) (*ResolveTaskResponse, error)
+	// ExportJournal returns all that the journal holds. Only root may.
+	ExportJournal(ctx context.Context, in *ExportJournalRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportJournalResponse], error)
 }
 
 type localServiceClient struct {
@@ -77,6 +80,25 @@ func (c *localServiceClient) ResolveTask(ctx context.Context, in *ResolveTaskReq
 	return out, nil
 }
 
+func (c *localServiceClient) ExportJournal(ctx context.Context, in *ExportJournalRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportJournalResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &LocalService_ServiceDesc.Streams[0], LocalService_ExportJournal_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportJournalRequest, ExportJournalResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LocalService_ExportJournalClient = grpc.ServerStreamingClient[ExportJournalResponse]
+
 // LocalServiceServer is the server API for LocalService service.
 // All implementations must embed UnimplementedLocalServiceServer
 // for forward compatibility.
@@ -90,6 +112,8 @@ type LocalServiceServer interface {
 	ListJournal(context.Context, *ListJournalRequest) (*ListJournalResponse, error)
 	// ResolveTask settles a held task. Only root may.
 	ResolveTask(context.Context, *ResolveTaskRequest) (*ResolveTaskResponse, error)
+	// ExportJournal returns all that the journal holds. Only root may.
+	ExportJournal(*ExportJournalRequest, grpc.ServerStreamingServer[ExportJournalResponse]) error
 	mustEmbedUnimplementedLocalServiceServer()
 }
 
@@ -108,6 +132,9 @@ func (UnimplementedLocalServiceServer) ListJournal(context.Context, *ListJournal
 }
 func (UnimplementedLocalServiceServer) ResolveTask(context.Context, *ResolveTaskRequest) (*ResolveTaskResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResolveTask not implemented")
+}
+func (UnimplementedLocalServiceServer) ExportJournal(*ExportJournalRequest, grpc.ServerStreamingServer[ExportJournalResponse]) error {
+	return status.Error(codes.Unimplemented, "method ExportJournal not implemented")
 }
 func (UnimplementedLocalServiceServer) mustEmbedUnimplementedLocalServiceServer() {}
 func (UnimplementedLocalServiceServer) testEmbeddedByValue()                      {}
@@ -184,6 +211,17 @@ func _LocalService_ResolveTask_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LocalService_ExportJournal_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportJournalRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(LocalServiceServer).ExportJournal(m, &grpc.GenericServerStream[ExportJournalRequest, ExportJournalResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LocalService_ExportJournalServer = grpc.ServerStreamingServer[ExportJournalResponse]
+
 // LocalService_ServiceDesc is the grpc.ServiceDesc for LocalService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -204,6 +242,12 @@ var LocalService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _LocalService_ResolveTask_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "ExportJournal",
+			Handler:       _LocalService_ExportJournal_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "millwright/agent/v1/local.proto",
 }
