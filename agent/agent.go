@@ -31,6 +31,7 @@ type Agent struct {
 	mu      sync.Mutex
 	node    *node // what works now; nil while nothing does; guarded by mu
 	problem error // why nothing works; guarded by mu
+	safe    *safe // safe mode; nil when not in it; guarded by mu
 }
 
 // New returns an agent that does nothing until Run.

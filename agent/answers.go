@@ -25,10 +25,23 @@ var _ local.Node = (*answers)(nil)
 func (a *answers) Status(context.Context) (*agentv1.GetStatusResponse, error) {
 	st := &agentv1.GetStatusResponse{Version: a.cfg.Version}
 	n, problem := (*Agent)(a).current()
-	if n == nil {
+	s := (*Agent)(a).inSafeMode()
+	switch {
+	case n != nil:
+		a.whole(st, n)
+		st.Conditions, st.Floor = n.health.Conditions(), timestamppb.New(n.floor)
+		return st, n.store.View(func(tx *state.Tx) error { return fill(tx, st) })
+	case s != nil:
+		a.whole(st, s.node)
+		st.Conditions, st.SafeMode = safeHealth{s.node.health}.Conditions(), s.mode
+	default:
 		st.ConnectionError = problem.Error()
-		return st, nil
 	}
+	return st, nil
+}
+
+// whole tells what a node knows that has joined, whether or not it has a journal.
+func (a *answers) whole(st *agentv1.GetStatusResponse, n *node) {
 	ses, e := n.session.Status(), n.enrolment
 	cluster := e.Cluster()
 	st.Node, st.Server = e.Node(), e.Server()
@@ -36,9 +49,6 @@ func (a *answers) Status(context.Context) (*agentv1.GetStatusResponse, error) {
 	st.ClockOffset = durationpb.New(-ses.ClockOffset)
 	st.SvidNotAfter = timestamppb.New(e.NotAfter())
 	st.TrustRootVersion, st.Cluster = e.Trust().Version(), fmt.Sprintf("%x", cluster)
-	st.Conditions = n.health.Conditions()
-	st.Floor = timestamppb.New(n.floor)
-	return st, n.store.View(func(tx *state.Tx) error { return fill(tx, st) })
 }
 
 // fill tells what the journal knows.
@@ -69,7 +79,7 @@ func fill(tx *state.Tx, st *agentv1.GetStatusResponse) error {
 func (a *answers) Journal(_ context.Context, r *agentv1.ListJournalRequest) (*agentv1.ListJournalResponse, error) {
 	n, problem := (*Agent)(a).current()
 	if n == nil {
-		return nil, fmt.Errorf("there is no journal yet: %w", problem)
+		return nil, a.noJournal(problem)
 	}
 	out := new(agentv1.ListJournalResponse)
 	err := n.store.View(func(tx *state.Tx) error {
@@ -93,6 +103,14 @@ func (a *answers) Journal(_ context.Context, r *agentv1.ListJournalRequest) (*ag
 		err = fmt.Errorf("task %s is not in the journal: %w", r.GetTaskId(), local.ErrNotFound)
 	}
 	return out, err
+}
+
+// noJournal says why nothing can be told of the journal.
+func (a *answers) noJournal(problem error) error {
+	if s := (*Agent)(a).inSafeMode(); s != nil {
+		return fmt.Errorf("the agent is in safe mode: %s: %s", s.mode.GetReason(), s.mode.GetMessage())
+	}
+	return fmt.Errorf("there is no journal yet: %w", problem)
 }
 
 // journalTask reads a task, without what only machines read.
@@ -131,7 +149,7 @@ func journalTask(tx *state.Tx, id string, withSteps bool) (*agentv1.JournalTask,
 func (a *answers) Resolve(ctx context.Context, r *agentv1.ResolveTaskRequest) (taskv1.TaskState, error) {
 	n, problem := (*Agent)(a).current()
 	if n == nil {
-		return 0, fmt.Errorf("there is no journal yet: %w", problem)
+		return 0, a.noJournal(problem)
 	}
 	err := n.store.View(func(tx *state.Tx) error { _, err := tx.Task(r.GetTaskId()); return err })
 	if errors.Is(err, state.ErrNotFound) {

@@ -61,11 +61,7 @@ func (a *Agent) work(ctx context.Context, e *enrol.Enrolment, joined bool) (err 
 	if n.bootID, err = n.hosts.Prober().BootID(ctx); err != nil {
 		return fmt.Errorf("read boot id: %w", err)
 	}
-	if n.store, err = state.Open(ctx, state.Config{
-		Dir: a.cfg.StateDir, Node: e.Node(), Generation: e.Generation(), BootID: n.bootID,
-		Clock: a.cfg.Clock, Logger: a.log.With("component", "state"),
-		JustJoined: joined, JoinFloor: e.Floor(), IdentityNotBefore: e.NotBefore(), Guard: a.cfg.Guard,
-	}); err != nil {
+	if err := a.openState(ctx, n, joined); err != nil {
 		return err
 	}
 	if err := n.build(); err != nil {

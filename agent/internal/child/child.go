@@ -22,6 +22,14 @@ import (
 // there. It comes with context.DeadlineExceeded.
 var ErrStuck = errors.New("a child that was killed before has not ended")
 
+// SignalError is wrapped by the error of a program that a signal ended.
+type SignalError struct {
+	Signal syscall.Signal
+	State  string // in the kernel's words
+}
+
+func (e *SignalError) Error() string { return e.State }
+
 // Config is what a [Runner] needs.
 type Config struct {
 	// Logger is told when a child is abandoned.
@@ -175,7 +183,11 @@ func (p *process) result() (Result, error) {
 		return Result{}, fmt.Errorf("run %s: %w", p.name, p.err)
 	}
 	if !p.cmd.ProcessState.Exited() {
-		return Result{}, fmt.Errorf("run %s: %s", p.name, p.cmd.ProcessState)
+		err := &SignalError{State: p.cmd.ProcessState.String()}
+		if st, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
+			err.Signal = st.Signal()
+		}
+		return Result{}, fmt.Errorf("run %s: %w", p.name, err)
 	}
 	return Result{ExitCode: p.cmd.ProcessState.ExitCode(), Stdout: p.stdout.Bytes(), Stderr: p.stderr.Bytes()}, nil
 }

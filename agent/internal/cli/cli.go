@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/configfile"
 	"github.com/gpuaas/millwright/agent/internal/gate"
 	"github.com/gpuaas/millwright/agent/internal/shim"
+	"github.com/gpuaas/millwright/agent/internal/state"
 )
 
 // app is one run of the program.
@@ -41,7 +42,7 @@ func Main(ctx context.Context, version string, args []string, stdout, stderr io.
 func (a *app) root() *cobra.Command {
 	root := group("millwrightd", "The agent of a node: it takes signed tasks and carries them out",
 		a.runCmd(), a.joinCmd(), a.statusCmd(), a.journalCmd(), a.taskCmd(),
-		a.configCmd(), a.policyCmd(), a.versionCmd(), a.shimCmd(), a.probeCmd())
+		a.configCmd(), a.policyCmd(), a.versionCmd(), a.shimCmd(), a.probeCmd(), a.verifyStateCmd())
 	root.AddCommand(a.faultCmds()...)
 	root.Long = root.Short + `.
 
@@ -142,6 +143,14 @@ func (a *app) probeCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "probe KIND DIRECTORY", Short: "Check a file system; the agent uses it", Hidden: true, DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error { return exitWith(child.ProbeMain(args, a.out, a.err)) },
+	}
+}
+
+// verifyStateCmd looks at a state file, which can end the process that does it.
+func (a *app) verifyStateCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "verify-state HOW FILE WAIT", Short: "Look at a state file; the agent uses it", Hidden: true, DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error { return exitWith(state.VerifyMain(args, a.out, a.err)) },
 	}
 }
 

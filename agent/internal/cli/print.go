@@ -60,17 +60,19 @@ func (a *app) printStatus(st *agentv1.GetStatusResponse) error {
 		connection = fmt.Sprintf("connected, epoch %d, its clock is %v ahead", st.GetSessionEpoch(), -st.GetClockOffset().AsDuration())
 	}
 	rows := [][]string{{"version", st.GetVersion()}, {"session", connection}}
+	if m := st.GetSafeMode(); m != nil {
+		rows = append(rows, []string{"safe mode", fmt.Sprintf("no task is taken: %s: %s", m.GetReason(), m.GetMessage())})
+	}
 	if st.GetNode() == "" {
 		return a.table(rows) // it has not joined
 	}
+	rows = append(rows, [][]string{{"node", st.GetNode()}, {"server", st.GetServer()}}...)
+	if st.GetSafeMode() == nil {
+		rows = append(rows, journalRows(st)...)
+	}
 	rows = append(rows, [][]string{
-		{"node", st.GetNode()},
-		{"server", st.GetServer()},
-		{"journal", fmt.Sprintf("%s, frame %d, %d acknowledged", st.GetJournalId(), st.GetLastSeq(), st.GetAcknowledgedSeq())},
 		{"identity", "ends " + clock(st.GetSvidNotAfter())},
 		{"trust root", fmt.Sprintf("version %d of cluster %s", st.GetTrustRootVersion(), st.GetCluster())},
-		{"floor", clock(st.GetFloor())},
-		{"tasks", fmt.Sprintf("%d unfinished, of them %d held", st.GetUnfinishedTasks(), st.GetHeldTasks())},
 	}...)
 	for _, c := range st.GetConditions() {
 		if c.GetStatus() == taskv1.ConditionStatus_CONDITION_STATUS_FALSE {
@@ -82,6 +84,14 @@ func (a *app) printStatus(st *agentv1.GetStatusResponse) error {
 		rows = append(rows, []string{"intent", fmt.Sprintf("%s is %s since %s, by task %s", i.GetKey(), enumName(i.GetState().String(), "INTENT_STATE_"), clock(i.GetSince()), i.GetTaskId())})
 	}
 	return a.table(rows)
+}
+
+func journalRows(st *agentv1.GetStatusResponse) [][]string {
+	return [][]string{
+		{"journal", fmt.Sprintf("%s, frame %d, %d acknowledged", st.GetJournalId(), st.GetLastSeq(), st.GetAcknowledgedSeq())},
+		{"floor", clock(st.GetFloor())},
+		{"tasks", fmt.Sprintf("%d unfinished, of them %d held", st.GetUnfinishedTasks(), st.GetHeldTasks())},
+	}
 }
 
 func (a *app) printTasks(j *agentv1.ListJournalResponse) error {

@@ -125,6 +125,9 @@ type Config struct {
 	// ServerTime is told what the server's clock showed when the node's showed
 	// local; optional. It must not block.
 	ServerTime func(server, local time.Time)
+	// SafeMode is set when the node has no journal to speak of; optional. Then
+	// Journal and Tasks are those of no journal.
+	SafeMode *agentv1.SafeMode
 	// Dial makes the connection below TLS; optional.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// Connect makes a connection in place of Dial, TLS and gRPC; optional.

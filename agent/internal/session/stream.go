@@ -151,6 +151,7 @@ func (s *Session) hello(ctx context.Context, id Identity, head Head) (*agentv1.H
 		AgentVersion: s.cfg.Version, Kinds: s.cfg.Kinds, WallTime: timestamppb.New(s.cfg.Clock.Now()),
 		Unfinished: unfinished, Credits: s.cfg.Credits, TrustRootVersion: s.cfg.Trust.Version(),
 		Generation: id.Generation, Facts: facts, InstanceId: head.InstanceID,
+		SafeMode: s.cfg.SafeMode,
 	}, nil
 }
 

@@ -19,17 +19,22 @@ import (
 // runs has a plan; no step is beyond the one before it.
 func (s *Store) Check() error {
 	var found []error
-	err := s.View(func(tx *Tx) error {
-		for _, check := range []func(*Tx) ([]error, error){checkChain, checkTasks, checkIndexes} {
-			bad, err := check(tx)
-			if err != nil {
-				return err
-			}
-			found = append(found, bad...)
-		}
-		return nil
+	err := s.View(func(tx *Tx) (err error) {
+		found, err = check(tx)
+		return err
 	})
 	return errors.Join(append(found, err)...)
+}
+
+func check(tx *Tx) (found []error, err error) {
+	for _, part := range []func(*Tx) ([]error, error){checkChain, checkTasks, checkIndexes} {
+		bad, err := part(tx)
+		found = append(found, bad...)
+		if err != nil {
+			return found, err
+		}
+	}
+	return found, nil
 }
 
 func wrong(format string, args ...any) error {

@@ -10,6 +10,8 @@ var (
 	ErrLocked = errors.New("another process holds the state file")
 	// ErrNewerSchema is returned by [Open] for a file that a newer agent wrote.
 	ErrNewerSchema = errors.New("the state file was written by a newer agent")
+	// ErrDamaged is wrapped by what a damaged file makes of a read.
+	ErrDamaged = errors.New("the file is damaged")
 	// ErrClosed is returned once the store is closed.
 	ErrClosed = errors.New("the state file is closed")
 	// ErrNotFound is returned for a record that is not there.

@@ -53,7 +53,7 @@ func ExportFile(path string, emit func(*agentv1.JournalLine) error) (err error) 
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("read %s: %w: %v", path, errDamaged, r)
+			err = fmt.Errorf("read %s: %w: %v", path, ErrDamaged, r)
 		}
 	}()
 	if err := view(db, func(tx *Tx) error { return checkVersion(tx.bolt, len(migrations)) }); err != nil {

@@ -27,7 +27,7 @@ var migrations = []func(*bolt.Tx) error{
 
 var (
 	keyVersion  = []byte("version")
-	errNoSchema = fmt.Errorf("%w: it has no schema version", errDamaged)
+	errNoSchema = fmt.Errorf("%w: it has no schema version", ErrDamaged)
 )
 
 func readVersion(tx *bolt.Tx) (int, error) {

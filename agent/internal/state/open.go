@@ -25,7 +25,7 @@ const (
 	dbName   = "state.db"
 	markName = "state.mark"
 
-	defaultLockTimeout = 5 * time.Second
+	defaultLockTimeout = 3 * time.Second
 	// mmapSize is address space, not memory: a remap would wait for readers.
 	mmapSize = 512 << 20
 	// growBy is how much the file grows at a time.
@@ -54,7 +54,13 @@ type Config struct {
 	// IdentityNotBefore is the NotBefore of the node's SVID: a journal that was
 	// lost gets a floor no lower than it. Optional.
 	IdentityNotBefore time.Time
-	// LockTimeout is how long to wait for another process; optional, 5 s.
+	// Inspect reads the file at a path without changing it, as [InspectFile]
+	// does, which is what it is when unset. A damaged file can end the process
+	// that reads it, so that an agent has it done by another process. Its error
+	// wraps [ErrDamaged] when the file is to be set aside; with any other error
+	// nothing is touched.
+	Inspect func(ctx context.Context, path string) (Facts, error)
+	// LockTimeout is how long to wait for another process; optional, 3 s.
 	LockTimeout time.Duration
 	// Reserve is how many bytes must be free for one more task; optional,
 	// 64 MiB.
@@ -90,6 +96,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.LockTimeout == 0 {
 		cfg.LockTimeout = defaultLockTimeout
 	}
+	if cfg.Inspect == nil {
+		cfg.Inspect = func(_ context.Context, path string) (Facts, error) { return InspectFile(path, cfg.LockTimeout) }
+	}
 	if cfg.Reserve == 0 {
 		cfg.Reserve = defaultReserve
 	}
@@ -112,7 +121,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 func (s *Store) open(ctx context.Context) error {
 	path := filepath.Join(s.cfg.Dir, dbName)
-	reason, err := s.judge(path)
+	reason, err := s.judge(ctx, path)
 	if err != nil {
 		return err
 	}

@@ -29,6 +29,12 @@ var (
 	bucketOutputs = []byte("outputs")
 )
 
+// buckets are all that a file of the newest schema has.
+var buckets = [][]byte{
+	bucketMeta, bucketTasks, bucketOpen, bucketOrder, bucketSteps, bucketSeen, bucketForget,
+	bucketIntents, bucketFrames, bucketClosing, bucketOutputs,
+}
+
 // Tx is one transaction. Its writes are kept aside and put into the file when
 // the closure that it was given to has returned nil.
 type Tx struct {

@@ -64,6 +64,9 @@ func (b *batch) freesCredit() bool {
 }
 
 func decodeBatch(s *session, m *agentv1.EventBatch) (*batch, error) {
+	if s.safe {
+		return nil, errors.New("frames in a session in safe mode, which has no journal")
+	}
 	if m.GetJournalId() != s.journalID {
 		return nil, fmt.Errorf("frames of journal %s in a session of journal %s", m.GetJournalId(), s.journalID)
 	}

@@ -57,6 +57,9 @@ func (d *Dispatcher) open(ctx context.Context, peer Peer, h *agentv1.Hello) (s *
 		return nil, nil, protocolError("this server speaks revision %d of the session protocol, the agent %d to %d; update the older one",
 			protocol, h.GetMinProtocol(), h.GetMaxProtocol()), nil
 	}
+	if h.GetSafeMode() != nil && d.works(peer.Node) {
+		return nil, nil, goodbye("NODE_WORKS", worksMessage, worksAgain), nil
+	}
 	o := &opening{peer: peer, hello: h, actor: d.cfg.Actor}
 	crash.Point("server.hello.before")
 	err = d.cfg.Log.Commit(ctx, o.decide)
@@ -76,6 +79,7 @@ func (d *Dispatcher) open(ctx context.Context, peer Peer, h *agentv1.Hello) (s *
 	}
 	now := d.cfg.Now()
 	s.wake = make(chan struct{}, 1)
+	s.safe = h.GetSafeMode() != nil
 	s.behind, s.unfinished = h.GetLastSeq() < o.stored, h.GetUnfinished()
 	s.credits, s.acked, s.eager = min(h.GetCredits(), maxCredits), o.stored, o.changed
 	s.cancels, s.outputs, s.sent = map[string]struct{}{}, map[string]struct{}{}, map[string]string{}
@@ -91,9 +95,16 @@ func (d *Dispatcher) open(ctx context.Context, peer Peer, h *agentv1.Hello) (s *
 }
 
 func checkHello(h *agentv1.Hello) error {
-	for _, f := range []struct{ field, value string }{
-		{"journal_id", h.GetJournalId()}, {"boot_id", h.GetBootId()}, {"instance_id", h.GetInstanceId()},
-	} {
+	needed := []struct{ field, value string }{
+		{"boot_id", h.GetBootId()}, {"journal_id", h.GetJournalId()}, {"instance_id", h.GetInstanceId()},
+	}
+	if h.GetSafeMode() != nil {
+		if h.GetJournalId() != "" || h.GetInstanceId() != "" || h.GetLastSeq() != 0 || len(h.GetUnfinished()) > 0 {
+			return status.Error(codes.InvalidArgument, "hello: a node in safe mode has no journal, and this Hello speaks of one")
+		}
+		needed = needed[:1]
+	}
+	for _, f := range needed {
 		if f.value == "" || len(f.value) > 128 || strings.ContainsRune(f.value, 0) {
 			return status.Errorf(codes.InvalidArgument, "hello.%s must have 1 to 128 bytes, none of them zero; it has %d", f.field, len(f.value))
 		}
@@ -101,7 +112,7 @@ func checkHello(h *agentv1.Hello) error {
 	if n := proto.Size(h); n > maxHello {
 		return status.Errorf(codes.InvalidArgument, "hello has %d bytes; at most %d are allowed", n, maxHello)
 	}
-	return checkSaid("hello", &agentv1.Hello{AgentVersion: h.GetAgentVersion(), Kinds: h.GetKinds(), Facts: h.GetFacts()})
+	return checkSaid("hello", &agentv1.Hello{AgentVersion: h.GetAgentVersion(), Kinds: h.GetKinds(), Facts: h.GetFacts(), SafeMode: h.GetSafeMode()})
 }
 
 // checkSaid bounds what is kept of what a node says of itself.
@@ -133,6 +144,11 @@ func (o *opening) decide(tx *eventlog.Tx) error {
 		return err
 	}
 	tx.PutNode(node) // from here on the entries change this row
+	if o.hello.GetSafeMode() != nil {
+		o.safe(tx, node)
+		return nil
+	}
+	eventlog.ClearConditions(&node.Found, conditionSafeMode)
 	o.duplicate = o.instance(tx, node)
 	node.SessionEpoch++
 	o.epoch = node.GetSessionEpoch()
@@ -236,8 +252,12 @@ func (o *opening) instance(tx *eventlog.Tx, node *serverv1.NodeRow) bool {
 
 // fill stores what the node said of itself.
 func (o *opening) fill(tx *eventlog.Tx, node *serverv1.NodeRow) {
+	node.JournalId = o.hello.GetJournalId()
+	o.said(tx, node)
+}
+
+func (o *opening) said(tx *eventlog.Tx, node *serverv1.NodeRow) {
 	h := o.hello
-	node.JournalId = h.GetJournalId()
 	o.changed = node.GetAgentVersion() != h.GetAgentVersion() || node.GetTrustRootVersion() != h.GetTrustRootVersion() ||
 		!sameConditions(node.GetReported(), h.GetFacts().GetConditions())
 	node.AgentVersion = h.GetAgentVersion()

@@ -22,7 +22,7 @@ import (
 // said Hello: only then is it known what became of what was assigned before.
 func (d *Dispatcher) progress(ctx context.Context, s *session, stored uint64) error {
 	s.mu.Lock()
-	waits := s.ready || s.behind || max(stored, s.acked) < s.lastSeq
+	waits := s.ready || s.behind || s.safe || max(stored, s.acked) < s.lastSeq
 	s.mu.Unlock()
 	if waits {
 		return nil

@@ -36,6 +36,9 @@ type session struct {
 	// behind is set when the node's journal ends before what is stored of it:
 	// its state was rolled back, and it is given no work.
 	behind bool
+	// safe is set when the node is in safe mode: it has no journal to send to,
+	// and it is given no work.
+	safe bool
 	// unfinished are the tasks that the node said it has.
 	unfinished []*agentv1.UnfinishedTask
 	log        *slog.Logger

@@ -99,7 +99,10 @@ type GetStatusResponse struct {
 	// The intents.
 	Intents []*IntentRecord `protobuf:"bytes,17,rep,name=intents,proto3" json:"intents,omitempty"`
 	// The node's clock minus the server's, when last heard.
-	ClockOffset   *durationpb.Duration `protobuf:"bytes,18,opt,name=clock_offset,json=clockOffset,proto3" json:"clock_offset,omitempty"`
+	ClockOffset *durationpb.Duration `protobuf:"bytes,18,opt,name=clock_offset,json=clockOffset,proto3" json:"clock_offset,omitempty"`
+	// Set while the agent is in safe mode: its state cannot be used and must not
+	// be touched. Nothing of the journal is given then.
+	SafeMode      *SafeMode `protobuf:"bytes,20,opt,name=safe_mode,json=safeMode,proto3" json:"safe_mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +259,13 @@ func (x *GetStatusResponse) GetIntents() []*IntentRecord {
 func (x *GetStatusResponse) GetClockOffset() *durationpb.Duration {
 	if x != nil {
 		return x.ClockOffset
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetSafeMode() *SafeMode {
+	if x != nil {
+		return x.SafeMode
 	}
 	return nil
 }
@@ -603,8 +613,8 @@ var File_millwright_agent_v1_local_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\n" +
-	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a millwright/agent/v1/export.proto\x1a!millwright/agent/v1/journal.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a millwright/task/v1/resolve.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xec\x05\n" +
+	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a millwright/agent/v1/export.proto\x1a!millwright/agent/v1/journal.proto\x1a!millwright/agent/v1/session.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a millwright/task/v1/resolve.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
+	"\x10GetStatusRequest\"\xa8\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -628,7 +638,8 @@ const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"conditions\x18\x10 \x03(\v2\x1d.millwright.task.v1.ConditionR\n" +
 	"conditions\x12;\n" +
 	"\aintents\x18\x11 \x03(\v2!.millwright.agent.v1.IntentRecordR\aintents\x12<\n" +
-	"\fclock_offset\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vclockOffset\"l\n" +
+	"\fclock_offset\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vclockOffset\x12:\n" +
+	"\tsafe_mode\x18\x14 \x01(\v2\x1d.millwright.agent.v1.SafeModeR\bsafeMode\"l\n" +
 	"\x12ListJournalRequest\x12'\n" +
 	"\x0funfinished_only\x18\x01 \x01(\bR\x0eunfinishedOnly\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x17\n" +
@@ -680,13 +691,14 @@ var file_millwright_agent_v1_local_proto_goTypes = []any{
 	(*v1.Condition)(nil),          // 9: millwright.task.v1.Condition
 	(*IntentRecord)(nil),          // 10: millwright.agent.v1.IntentRecord
 	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
-	(*TaskRecord)(nil),            // 12: millwright.agent.v1.TaskRecord
-	(*v1.PlannedStep)(nil),        // 13: millwright.task.v1.PlannedStep
-	(*v1.StepOutcome)(nil),        // 14: millwright.task.v1.StepOutcome
-	(v1.ResolveAs)(0),             // 15: millwright.task.v1.ResolveAs
-	(v1.TaskState)(0),             // 16: millwright.task.v1.TaskState
-	(*ExportJournalRequest)(nil),  // 17: millwright.agent.v1.ExportJournalRequest
-	(*ExportJournalResponse)(nil), // 18: millwright.agent.v1.ExportJournalResponse
+	(*SafeMode)(nil),              // 12: millwright.agent.v1.SafeMode
+	(*TaskRecord)(nil),            // 13: millwright.agent.v1.TaskRecord
+	(*v1.PlannedStep)(nil),        // 14: millwright.task.v1.PlannedStep
+	(*v1.StepOutcome)(nil),        // 15: millwright.task.v1.StepOutcome
+	(v1.ResolveAs)(0),             // 16: millwright.task.v1.ResolveAs
+	(v1.TaskState)(0),             // 17: millwright.task.v1.TaskState
+	(*ExportJournalRequest)(nil),  // 18: millwright.agent.v1.ExportJournalRequest
+	(*ExportJournalResponse)(nil), // 19: millwright.agent.v1.ExportJournalResponse
 }
 var file_millwright_agent_v1_local_proto_depIdxs = []int32{
 	8,  // 0: millwright.agent.v1.GetStatusResponse.svid_not_after:type_name -> google.protobuf.Timestamp
@@ -694,26 +706,27 @@ var file_millwright_agent_v1_local_proto_depIdxs = []int32{
 	9,  // 2: millwright.agent.v1.GetStatusResponse.conditions:type_name -> millwright.task.v1.Condition
 	10, // 3: millwright.agent.v1.GetStatusResponse.intents:type_name -> millwright.agent.v1.IntentRecord
 	11, // 4: millwright.agent.v1.GetStatusResponse.clock_offset:type_name -> google.protobuf.Duration
-	4,  // 5: millwright.agent.v1.ListJournalResponse.tasks:type_name -> millwright.agent.v1.JournalTask
-	12, // 6: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
-	5,  // 7: millwright.agent.v1.JournalTask.steps:type_name -> millwright.agent.v1.JournalStep
-	13, // 8: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
-	14, // 9: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
-	15, // 10: millwright.agent.v1.ResolveTaskRequest.as:type_name -> millwright.task.v1.ResolveAs
-	16, // 11: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
-	0,  // 12: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
-	2,  // 13: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
-	6,  // 14: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
-	17, // 15: millwright.agent.v1.LocalService.ExportJournal:input_type -> millwright.agent.v1.ExportJournalRequest
-	1,  // 16: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
-	3,  // 17: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
-	7,  // 18: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
-	18, // 19: millwright.agent.v1.LocalService.ExportJournal:output_type -> millwright.agent.v1.ExportJournalResponse
-	16, // [16:20] is the sub-list for method output_type
-	12, // [12:16] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	12, // 5: millwright.agent.v1.GetStatusResponse.safe_mode:type_name -> millwright.agent.v1.SafeMode
+	4,  // 6: millwright.agent.v1.ListJournalResponse.tasks:type_name -> millwright.agent.v1.JournalTask
+	13, // 7: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
+	5,  // 8: millwright.agent.v1.JournalTask.steps:type_name -> millwright.agent.v1.JournalStep
+	14, // 9: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
+	15, // 10: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
+	16, // 11: millwright.agent.v1.ResolveTaskRequest.as:type_name -> millwright.task.v1.ResolveAs
+	17, // 12: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
+	0,  // 13: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
+	2,  // 14: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
+	6,  // 15: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
+	18, // 16: millwright.agent.v1.LocalService.ExportJournal:input_type -> millwright.agent.v1.ExportJournalRequest
+	1,  // 17: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
+	3,  // 18: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
+	7,  // 19: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
+	19, // 20: millwright.agent.v1.LocalService.ExportJournal:output_type -> millwright.agent.v1.ExportJournalResponse
+	17, // [17:21] is the sub-list for method output_type
+	13, // [13:17] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_local_proto_init() }
@@ -723,6 +736,7 @@ func file_millwright_agent_v1_local_proto_init() {
 	}
 	file_millwright_agent_v1_export_proto_init()
 	file_millwright_agent_v1_journal_proto_init()
+	file_millwright_agent_v1_session_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

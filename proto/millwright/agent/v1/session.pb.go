@@ -472,7 +472,12 @@ type Hello struct {
 	Facts *NodeFacts `protobuf:"bytes,14,opt,name=facts,proto3" json:"facts,omitempty"`
 	// A random number made when the agent's state was made, so that two hosts
 	// under one identity are told apart.
-	InstanceId    string `protobuf:"bytes,15,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	InstanceId string `protobuf:"bytes,15,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	// Set when the node's state cannot be used and must not be touched. Then
+	// journal_id, last_seq, first_seq, unfinished and instance_id are unset, and
+	// nothing is said about the journal: it is not lost. The server keeps the
+	// session and gives no work in it.
+	SafeMode      *SafeMode `protobuf:"bytes,20,opt,name=safe_mode,json=safeMode,proto3" json:"safe_mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -612,6 +617,68 @@ func (x *Hello) GetInstanceId() string {
 	return ""
 }
 
+func (x *Hello) GetSafeMode() *SafeMode {
+	if x != nil {
+		return x.SafeMode
+	}
+	return nil
+}
+
+// SafeMode says why a node has a session and no journal.
+type SafeMode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A code: STATE_LOCKED, STATE_NEWER, STATE_UNREADABLE or STATE_DISK_FULL.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The same in words, with the way out.
+	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SafeMode) Reset() {
+	*x = SafeMode{}
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SafeMode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SafeMode) ProtoMessage() {}
+
+func (x *SafeMode) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SafeMode.ProtoReflect.Descriptor instead.
+func (*SafeMode) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SafeMode) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SafeMode) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // KindSupport is one kind at the newest revision that the node knows.
 type KindSupport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -625,7 +692,7 @@ type KindSupport struct {
 
 func (x *KindSupport) Reset() {
 	*x = KindSupport{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[3]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +704,7 @@ func (x *KindSupport) String() string {
 func (*KindSupport) ProtoMessage() {}
 
 func (x *KindSupport) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[3]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +717,7 @@ func (x *KindSupport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KindSupport.ProtoReflect.Descriptor instead.
 func (*KindSupport) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{3}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *KindSupport) GetKind() string {
@@ -682,7 +749,7 @@ type UnfinishedTask struct {
 
 func (x *UnfinishedTask) Reset() {
 	*x = UnfinishedTask{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[4]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -694,7 +761,7 @@ func (x *UnfinishedTask) String() string {
 func (*UnfinishedTask) ProtoMessage() {}
 
 func (x *UnfinishedTask) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[4]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -707,7 +774,7 @@ func (x *UnfinishedTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnfinishedTask.ProtoReflect.Descriptor instead.
 func (*UnfinishedTask) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{4}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *UnfinishedTask) GetTaskId() string {
@@ -752,7 +819,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[5]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -764,7 +831,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[5]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -777,7 +844,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{5}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *NodeFacts) GetHostname() string {
@@ -845,7 +912,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[6]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +924,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[6]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -870,7 +937,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{6}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Welcome) GetProtocol() uint32 {
@@ -940,7 +1007,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[7]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1019,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[7]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1032,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{7}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Heartbeat) GetWallTime() *timestamppb.Timestamp {
@@ -1007,7 +1074,7 @@ type ServerHeartbeat struct {
 
 func (x *ServerHeartbeat) Reset() {
 	*x = ServerHeartbeat{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[8]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1019,7 +1086,7 @@ func (x *ServerHeartbeat) String() string {
 func (*ServerHeartbeat) ProtoMessage() {}
 
 func (x *ServerHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[8]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1032,7 +1099,7 @@ func (x *ServerHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerHeartbeat.ProtoReflect.Descriptor instead.
 func (*ServerHeartbeat) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{8}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ServerHeartbeat) GetServerTime() *timestamppb.Timestamp {
@@ -1053,7 +1120,7 @@ type Credits struct {
 
 func (x *Credits) Reset() {
 	*x = Credits{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[9]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1132,7 @@ func (x *Credits) String() string {
 func (*Credits) ProtoMessage() {}
 
 func (x *Credits) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[9]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1145,7 @@ func (x *Credits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Credits.ProtoReflect.Descriptor instead.
 func (*Credits) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{9}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Credits) GetCredits() uint32 {
@@ -1103,7 +1170,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[10]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1182,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[10]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1195,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{10}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Assignment) GetAssignmentId() string {
@@ -1171,7 +1238,7 @@ type AssignmentAnswer struct {
 
 func (x *AssignmentAnswer) Reset() {
 	*x = AssignmentAnswer{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[11]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1250,7 @@ func (x *AssignmentAnswer) String() string {
 func (*AssignmentAnswer) ProtoMessage() {}
 
 func (x *AssignmentAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[11]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1263,7 @@ func (x *AssignmentAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignmentAnswer.ProtoReflect.Descriptor instead.
 func (*AssignmentAnswer) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{11}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AssignmentAnswer) GetAssignmentId() string {
@@ -1280,7 +1347,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[12]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1359,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[12]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1372,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{12}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Accepted) GetJournalId() string {
@@ -1333,7 +1400,7 @@ func (x *Accepted) GetKnown() bool {
 type Deferred struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A code, such as POLICY_INVALID, TRUST_ROOT_BEHIND, DISK_FULL, NO_CREDIT,
-	// CLOCK_UNTRUSTED or OUTBOX_FULL.
+	// CLOCK_UNTRUSTED, OUTBOX_FULL or SAFE_MODE.
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The same in words, with the way out.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
@@ -1345,7 +1412,7 @@ type Deferred struct {
 
 func (x *Deferred) Reset() {
 	*x = Deferred{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[13]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1424,7 @@ func (x *Deferred) String() string {
 func (*Deferred) ProtoMessage() {}
 
 func (x *Deferred) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[13]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1437,7 @@ func (x *Deferred) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deferred.ProtoReflect.Descriptor instead.
 func (*Deferred) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{13}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Deferred) GetReason() string {
@@ -1409,7 +1476,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[14]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1488,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[14]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,7 +1501,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{14}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Refused) GetReason() string {
@@ -1467,7 +1534,7 @@ type EventBatch struct {
 
 func (x *EventBatch) Reset() {
 	*x = EventBatch{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[15]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1546,7 @@ func (x *EventBatch) String() string {
 func (*EventBatch) ProtoMessage() {}
 
 func (x *EventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[15]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1559,7 @@ func (x *EventBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventBatch.ProtoReflect.Descriptor instead.
 func (*EventBatch) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{15}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EventBatch) GetJournalId() string {
@@ -1529,7 +1596,7 @@ type EventAck struct {
 
 func (x *EventAck) Reset() {
 	*x = EventAck{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[16]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1608,7 @@ func (x *EventAck) String() string {
 func (*EventAck) ProtoMessage() {}
 
 func (x *EventAck) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[16]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1621,7 @@ func (x *EventAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventAck.ProtoReflect.Descriptor instead.
 func (*EventAck) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{16}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EventAck) GetJournalId() string {
@@ -1584,7 +1651,7 @@ type ResendRequest struct {
 
 func (x *ResendRequest) Reset() {
 	*x = ResendRequest{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[17]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +1663,7 @@ func (x *ResendRequest) String() string {
 func (*ResendRequest) ProtoMessage() {}
 
 func (x *ResendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[17]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +1676,7 @@ func (x *ResendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResendRequest.ProtoReflect.Descriptor instead.
 func (*ResendRequest) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{17}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ResendRequest) GetJournalId() string {
@@ -1645,7 +1712,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[18]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1657,7 +1724,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[18]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1670,7 +1737,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{18}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CancelRequest) GetTaskId() string {
@@ -1712,7 +1779,7 @@ type DrainNotice struct {
 
 func (x *DrainNotice) Reset() {
 	*x = DrainNotice{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[19]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +1791,7 @@ func (x *DrainNotice) String() string {
 func (*DrainNotice) ProtoMessage() {}
 
 func (x *DrainNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[19]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +1804,7 @@ func (x *DrainNotice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNotice.ProtoReflect.Descriptor instead.
 func (*DrainNotice) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{19}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DrainNotice) GetReconnectAfter() *durationpb.Duration {
@@ -1750,7 +1817,7 @@ func (x *DrainNotice) GetReconnectAfter() *durationpb.Duration {
 // Goodbye ends a session.
 type Goodbye struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// A code: SUPERSEDED, DUPLICATE_IDENTITY, EVICTED, PROTOCOL_ERROR.
+	// A code: SUPERSEDED, DUPLICATE_IDENTITY, EVICTED, PROTOCOL_ERROR, NODE_WORKS.
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The same in words.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
@@ -1762,7 +1829,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[20]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +1841,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[20]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +1854,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{20}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Goodbye) GetReason() string {
@@ -1823,7 +1890,7 @@ type OutputWanted struct {
 
 func (x *OutputWanted) Reset() {
 	*x = OutputWanted{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[21]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1835,7 +1902,7 @@ func (x *OutputWanted) String() string {
 func (*OutputWanted) ProtoMessage() {}
 
 func (x *OutputWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[21]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1848,7 +1915,7 @@ func (x *OutputWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputWanted.ProtoReflect.Descriptor instead.
 func (*OutputWanted) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{21}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *OutputWanted) GetTaskId() string {
@@ -1883,7 +1950,7 @@ type UploadOutputRequest struct {
 
 func (x *UploadOutputRequest) Reset() {
 	*x = UploadOutputRequest{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[22]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +1962,7 @@ func (x *UploadOutputRequest) String() string {
 func (*UploadOutputRequest) ProtoMessage() {}
 
 func (x *UploadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[22]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +1975,7 @@ func (x *UploadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadOutputRequest.ProtoReflect.Descriptor instead.
 func (*UploadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{22}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UploadOutputRequest) GetTaskId() string {
@@ -1988,7 +2055,7 @@ type UploadOutputResponse struct {
 
 func (x *UploadOutputResponse) Reset() {
 	*x = UploadOutputResponse{}
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[23]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2000,7 +2067,7 @@ func (x *UploadOutputResponse) String() string {
 func (*UploadOutputResponse) ProtoMessage() {}
 
 func (x *UploadOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_session_proto_msgTypes[23]
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2013,7 +2080,7 @@ func (x *UploadOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadOutputResponse.ProtoReflect.Descriptor instead.
 func (*UploadOutputResponse) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{23}
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UploadOutputResponse) GetTaskId() string {
@@ -2085,7 +2152,7 @@ const file_millwright_agent_v1_session_proto_rawDesc = "" +
 	"\agoodbye\x18\t \x01(\v2\x1c.millwright.agent.v1.GoodbyeH\x00R\agoodbye\x12H\n" +
 	"\routput_wanted\x18\n" +
 	" \x01(\v2!.millwright.agent.v1.OutputWantedH\x00R\foutputWantedB\t\n" +
-	"\amessage\"\xd7\x04\n" +
+	"\amessage\"\x93\x05\n" +
 	"\x05Hello\x12!\n" +
 	"\fmin_protocol\x18\x01 \x01(\rR\vminProtocol\x12!\n" +
 	"\fmax_protocol\x18\x02 \x01(\rR\vmaxProtocol\x12\x17\n" +
@@ -2108,7 +2175,11 @@ const file_millwright_agent_v1_session_proto_rawDesc = "" +
 	"generation\x124\n" +
 	"\x05facts\x18\x0e \x01(\v2\x1e.millwright.agent.v1.NodeFactsR\x05facts\x12\x1f\n" +
 	"\vinstance_id\x18\x0f \x01(\tR\n" +
-	"instanceId\"=\n" +
+	"instanceId\x12:\n" +
+	"\tsafe_mode\x18\x14 \x01(\v2\x1d.millwright.agent.v1.SafeModeR\bsafeMode\"<\n" +
+	"\bSafeMode\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"=\n" +
 	"\vKindSupport\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\rR\brevision\"{\n" +
@@ -2239,91 +2310,93 @@ func file_millwright_agent_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_agent_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_agent_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_millwright_agent_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_millwright_agent_v1_session_proto_goTypes = []any{
 	(OutputPart)(0),               // 0: millwright.agent.v1.OutputPart
 	(*SessionRequest)(nil),        // 1: millwright.agent.v1.SessionRequest
 	(*SessionResponse)(nil),       // 2: millwright.agent.v1.SessionResponse
 	(*Hello)(nil),                 // 3: millwright.agent.v1.Hello
-	(*KindSupport)(nil),           // 4: millwright.agent.v1.KindSupport
-	(*UnfinishedTask)(nil),        // 5: millwright.agent.v1.UnfinishedTask
-	(*NodeFacts)(nil),             // 6: millwright.agent.v1.NodeFacts
-	(*Welcome)(nil),               // 7: millwright.agent.v1.Welcome
-	(*Heartbeat)(nil),             // 8: millwright.agent.v1.Heartbeat
-	(*ServerHeartbeat)(nil),       // 9: millwright.agent.v1.ServerHeartbeat
-	(*Credits)(nil),               // 10: millwright.agent.v1.Credits
-	(*Assignment)(nil),            // 11: millwright.agent.v1.Assignment
-	(*AssignmentAnswer)(nil),      // 12: millwright.agent.v1.AssignmentAnswer
-	(*Accepted)(nil),              // 13: millwright.agent.v1.Accepted
-	(*Deferred)(nil),              // 14: millwright.agent.v1.Deferred
-	(*Refused)(nil),               // 15: millwright.agent.v1.Refused
-	(*EventBatch)(nil),            // 16: millwright.agent.v1.EventBatch
-	(*EventAck)(nil),              // 17: millwright.agent.v1.EventAck
-	(*ResendRequest)(nil),         // 18: millwright.agent.v1.ResendRequest
-	(*CancelRequest)(nil),         // 19: millwright.agent.v1.CancelRequest
-	(*DrainNotice)(nil),           // 20: millwright.agent.v1.DrainNotice
-	(*Goodbye)(nil),               // 21: millwright.agent.v1.Goodbye
-	(*OutputWanted)(nil),          // 22: millwright.agent.v1.OutputWanted
-	(*UploadOutputRequest)(nil),   // 23: millwright.agent.v1.UploadOutputRequest
-	(*UploadOutputResponse)(nil),  // 24: millwright.agent.v1.UploadOutputResponse
-	(*timestamppb.Timestamp)(nil), // 25: google.protobuf.Timestamp
-	(v1.TaskState)(0),             // 26: millwright.task.v1.TaskState
-	(*v1.Label)(nil),              // 27: millwright.task.v1.Label
-	(*v1.Condition)(nil),          // 28: millwright.task.v1.Condition
-	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
-	(*v1.Envelope)(nil),           // 30: millwright.task.v1.Envelope
-	(*v1.SignedLeaf)(nil),         // 31: millwright.task.v1.SignedLeaf
-	(v1.Stream)(0),                // 32: millwright.task.v1.Stream
+	(*SafeMode)(nil),              // 4: millwright.agent.v1.SafeMode
+	(*KindSupport)(nil),           // 5: millwright.agent.v1.KindSupport
+	(*UnfinishedTask)(nil),        // 6: millwright.agent.v1.UnfinishedTask
+	(*NodeFacts)(nil),             // 7: millwright.agent.v1.NodeFacts
+	(*Welcome)(nil),               // 8: millwright.agent.v1.Welcome
+	(*Heartbeat)(nil),             // 9: millwright.agent.v1.Heartbeat
+	(*ServerHeartbeat)(nil),       // 10: millwright.agent.v1.ServerHeartbeat
+	(*Credits)(nil),               // 11: millwright.agent.v1.Credits
+	(*Assignment)(nil),            // 12: millwright.agent.v1.Assignment
+	(*AssignmentAnswer)(nil),      // 13: millwright.agent.v1.AssignmentAnswer
+	(*Accepted)(nil),              // 14: millwright.agent.v1.Accepted
+	(*Deferred)(nil),              // 15: millwright.agent.v1.Deferred
+	(*Refused)(nil),               // 16: millwright.agent.v1.Refused
+	(*EventBatch)(nil),            // 17: millwright.agent.v1.EventBatch
+	(*EventAck)(nil),              // 18: millwright.agent.v1.EventAck
+	(*ResendRequest)(nil),         // 19: millwright.agent.v1.ResendRequest
+	(*CancelRequest)(nil),         // 20: millwright.agent.v1.CancelRequest
+	(*DrainNotice)(nil),           // 21: millwright.agent.v1.DrainNotice
+	(*Goodbye)(nil),               // 22: millwright.agent.v1.Goodbye
+	(*OutputWanted)(nil),          // 23: millwright.agent.v1.OutputWanted
+	(*UploadOutputRequest)(nil),   // 24: millwright.agent.v1.UploadOutputRequest
+	(*UploadOutputResponse)(nil),  // 25: millwright.agent.v1.UploadOutputResponse
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(v1.TaskState)(0),             // 27: millwright.task.v1.TaskState
+	(*v1.Label)(nil),              // 28: millwright.task.v1.Label
+	(*v1.Condition)(nil),          // 29: millwright.task.v1.Condition
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(*v1.Envelope)(nil),           // 31: millwright.task.v1.Envelope
+	(*v1.SignedLeaf)(nil),         // 32: millwright.task.v1.SignedLeaf
+	(v1.Stream)(0),                // 33: millwright.task.v1.Stream
 }
 var file_millwright_agent_v1_session_proto_depIdxs = []int32{
 	3,  // 0: millwright.agent.v1.SessionRequest.hello:type_name -> millwright.agent.v1.Hello
-	8,  // 1: millwright.agent.v1.SessionRequest.heartbeat:type_name -> millwright.agent.v1.Heartbeat
-	12, // 2: millwright.agent.v1.SessionRequest.answer:type_name -> millwright.agent.v1.AssignmentAnswer
-	16, // 3: millwright.agent.v1.SessionRequest.events:type_name -> millwright.agent.v1.EventBatch
-	10, // 4: millwright.agent.v1.SessionRequest.credits:type_name -> millwright.agent.v1.Credits
-	7,  // 5: millwright.agent.v1.SessionResponse.welcome:type_name -> millwright.agent.v1.Welcome
-	9,  // 6: millwright.agent.v1.SessionResponse.heartbeat:type_name -> millwright.agent.v1.ServerHeartbeat
-	11, // 7: millwright.agent.v1.SessionResponse.assignment:type_name -> millwright.agent.v1.Assignment
-	17, // 8: millwright.agent.v1.SessionResponse.ack:type_name -> millwright.agent.v1.EventAck
-	18, // 9: millwright.agent.v1.SessionResponse.resend:type_name -> millwright.agent.v1.ResendRequest
-	19, // 10: millwright.agent.v1.SessionResponse.cancel:type_name -> millwright.agent.v1.CancelRequest
-	20, // 11: millwright.agent.v1.SessionResponse.drain:type_name -> millwright.agent.v1.DrainNotice
-	21, // 12: millwright.agent.v1.SessionResponse.goodbye:type_name -> millwright.agent.v1.Goodbye
-	22, // 13: millwright.agent.v1.SessionResponse.output_wanted:type_name -> millwright.agent.v1.OutputWanted
-	4,  // 14: millwright.agent.v1.Hello.kinds:type_name -> millwright.agent.v1.KindSupport
-	25, // 15: millwright.agent.v1.Hello.wall_time:type_name -> google.protobuf.Timestamp
-	5,  // 16: millwright.agent.v1.Hello.unfinished:type_name -> millwright.agent.v1.UnfinishedTask
-	6,  // 17: millwright.agent.v1.Hello.facts:type_name -> millwright.agent.v1.NodeFacts
-	26, // 18: millwright.agent.v1.UnfinishedTask.state:type_name -> millwright.task.v1.TaskState
-	27, // 19: millwright.agent.v1.NodeFacts.labels:type_name -> millwright.task.v1.Label
-	28, // 20: millwright.agent.v1.NodeFacts.conditions:type_name -> millwright.task.v1.Condition
-	25, // 21: millwright.agent.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	29, // 22: millwright.agent.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
-	30, // 23: millwright.agent.v1.Welcome.trust_updates:type_name -> millwright.task.v1.Envelope
-	25, // 24: millwright.agent.v1.Heartbeat.wall_time:type_name -> google.protobuf.Timestamp
-	28, // 25: millwright.agent.v1.Heartbeat.conditions:type_name -> millwright.task.v1.Condition
-	25, // 26: millwright.agent.v1.ServerHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	30, // 27: millwright.agent.v1.Assignment.envelope:type_name -> millwright.task.v1.Envelope
-	31, // 28: millwright.agent.v1.Assignment.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	13, // 29: millwright.agent.v1.AssignmentAnswer.accepted:type_name -> millwright.agent.v1.Accepted
-	14, // 30: millwright.agent.v1.AssignmentAnswer.deferred:type_name -> millwright.agent.v1.Deferred
-	15, // 31: millwright.agent.v1.AssignmentAnswer.refused:type_name -> millwright.agent.v1.Refused
-	29, // 32: millwright.agent.v1.Deferred.retry_after:type_name -> google.protobuf.Duration
-	29, // 33: millwright.agent.v1.DrainNotice.reconnect_after:type_name -> google.protobuf.Duration
-	29, // 34: millwright.agent.v1.Goodbye.reconnect_after:type_name -> google.protobuf.Duration
-	32, // 35: millwright.agent.v1.UploadOutputRequest.stream:type_name -> millwright.task.v1.Stream
-	0,  // 36: millwright.agent.v1.UploadOutputRequest.part:type_name -> millwright.agent.v1.OutputPart
-	32, // 37: millwright.agent.v1.UploadOutputResponse.stream:type_name -> millwright.task.v1.Stream
-	0,  // 38: millwright.agent.v1.UploadOutputResponse.part:type_name -> millwright.agent.v1.OutputPart
-	1,  // 39: millwright.agent.v1.AgentService.Session:input_type -> millwright.agent.v1.SessionRequest
-	23, // 40: millwright.agent.v1.AgentService.UploadOutput:input_type -> millwright.agent.v1.UploadOutputRequest
-	2,  // 41: millwright.agent.v1.AgentService.Session:output_type -> millwright.agent.v1.SessionResponse
-	24, // 42: millwright.agent.v1.AgentService.UploadOutput:output_type -> millwright.agent.v1.UploadOutputResponse
-	41, // [41:43] is the sub-list for method output_type
-	39, // [39:41] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	9,  // 1: millwright.agent.v1.SessionRequest.heartbeat:type_name -> millwright.agent.v1.Heartbeat
+	13, // 2: millwright.agent.v1.SessionRequest.answer:type_name -> millwright.agent.v1.AssignmentAnswer
+	17, // 3: millwright.agent.v1.SessionRequest.events:type_name -> millwright.agent.v1.EventBatch
+	11, // 4: millwright.agent.v1.SessionRequest.credits:type_name -> millwright.agent.v1.Credits
+	8,  // 5: millwright.agent.v1.SessionResponse.welcome:type_name -> millwright.agent.v1.Welcome
+	10, // 6: millwright.agent.v1.SessionResponse.heartbeat:type_name -> millwright.agent.v1.ServerHeartbeat
+	12, // 7: millwright.agent.v1.SessionResponse.assignment:type_name -> millwright.agent.v1.Assignment
+	18, // 8: millwright.agent.v1.SessionResponse.ack:type_name -> millwright.agent.v1.EventAck
+	19, // 9: millwright.agent.v1.SessionResponse.resend:type_name -> millwright.agent.v1.ResendRequest
+	20, // 10: millwright.agent.v1.SessionResponse.cancel:type_name -> millwright.agent.v1.CancelRequest
+	21, // 11: millwright.agent.v1.SessionResponse.drain:type_name -> millwright.agent.v1.DrainNotice
+	22, // 12: millwright.agent.v1.SessionResponse.goodbye:type_name -> millwright.agent.v1.Goodbye
+	23, // 13: millwright.agent.v1.SessionResponse.output_wanted:type_name -> millwright.agent.v1.OutputWanted
+	5,  // 14: millwright.agent.v1.Hello.kinds:type_name -> millwright.agent.v1.KindSupport
+	26, // 15: millwright.agent.v1.Hello.wall_time:type_name -> google.protobuf.Timestamp
+	6,  // 16: millwright.agent.v1.Hello.unfinished:type_name -> millwright.agent.v1.UnfinishedTask
+	7,  // 17: millwright.agent.v1.Hello.facts:type_name -> millwright.agent.v1.NodeFacts
+	4,  // 18: millwright.agent.v1.Hello.safe_mode:type_name -> millwright.agent.v1.SafeMode
+	27, // 19: millwright.agent.v1.UnfinishedTask.state:type_name -> millwright.task.v1.TaskState
+	28, // 20: millwright.agent.v1.NodeFacts.labels:type_name -> millwright.task.v1.Label
+	29, // 21: millwright.agent.v1.NodeFacts.conditions:type_name -> millwright.task.v1.Condition
+	26, // 22: millwright.agent.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	30, // 23: millwright.agent.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
+	31, // 24: millwright.agent.v1.Welcome.trust_updates:type_name -> millwright.task.v1.Envelope
+	26, // 25: millwright.agent.v1.Heartbeat.wall_time:type_name -> google.protobuf.Timestamp
+	29, // 26: millwright.agent.v1.Heartbeat.conditions:type_name -> millwright.task.v1.Condition
+	26, // 27: millwright.agent.v1.ServerHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	31, // 28: millwright.agent.v1.Assignment.envelope:type_name -> millwright.task.v1.Envelope
+	32, // 29: millwright.agent.v1.Assignment.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	14, // 30: millwright.agent.v1.AssignmentAnswer.accepted:type_name -> millwright.agent.v1.Accepted
+	15, // 31: millwright.agent.v1.AssignmentAnswer.deferred:type_name -> millwright.agent.v1.Deferred
+	16, // 32: millwright.agent.v1.AssignmentAnswer.refused:type_name -> millwright.agent.v1.Refused
+	30, // 33: millwright.agent.v1.Deferred.retry_after:type_name -> google.protobuf.Duration
+	30, // 34: millwright.agent.v1.DrainNotice.reconnect_after:type_name -> google.protobuf.Duration
+	30, // 35: millwright.agent.v1.Goodbye.reconnect_after:type_name -> google.protobuf.Duration
+	33, // 36: millwright.agent.v1.UploadOutputRequest.stream:type_name -> millwright.task.v1.Stream
+	0,  // 37: millwright.agent.v1.UploadOutputRequest.part:type_name -> millwright.agent.v1.OutputPart
+	33, // 38: millwright.agent.v1.UploadOutputResponse.stream:type_name -> millwright.task.v1.Stream
+	0,  // 39: millwright.agent.v1.UploadOutputResponse.part:type_name -> millwright.agent.v1.OutputPart
+	1,  // 40: millwright.agent.v1.AgentService.Session:input_type -> millwright.agent.v1.SessionRequest
+	24, // 41: millwright.agent.v1.AgentService.UploadOutput:input_type -> millwright.agent.v1.UploadOutputRequest
+	2,  // 42: millwright.agent.v1.AgentService.Session:output_type -> millwright.agent.v1.SessionResponse
+	25, // 43: millwright.agent.v1.AgentService.UploadOutput:output_type -> millwright.agent.v1.UploadOutputResponse
+	42, // [42:44] is the sub-list for method output_type
+	40, // [40:42] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_session_proto_init() }
@@ -2349,7 +2422,7 @@ func file_millwright_agent_v1_session_proto_init() {
 		(*SessionResponse_Goodbye)(nil),
 		(*SessionResponse_OutputWanted)(nil),
 	}
-	file_millwright_agent_v1_session_proto_msgTypes[11].OneofWrappers = []any{
+	file_millwright_agent_v1_session_proto_msgTypes[12].OneofWrappers = []any{
 		(*AssignmentAnswer_Accepted)(nil),
 		(*AssignmentAnswer_Deferred)(nil),
 		(*AssignmentAnswer_Refused)(nil),
@@ -2360,7 +2433,7 @@ func file_millwright_agent_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_session_proto_rawDesc), len(file_millwright_agent_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,271 @@
+package state
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"os"
+)
+
+// This is a reader of bbolt's pages that trusts none of them. bbolt itself
+// follows whatever a damaged page says: it runs in circles, counts to two
+// thousand million, or reads where there is nothing. So each page is looked at
+// here before bbolt opens the file, and records are saved from here when bbolt
+// cannot open it.
+
+const (
+	pageHeader  = 16 // id 8, flags 2, count 2, overflow 4
+	elementSize = 16 // branch: pos 4, ksize 4, page 8; leaf: flags 4, pos 4, ksize 4, vsize 4
+	metaSize    = 64 // magic 4, version 4, page size 4, flags 4, root 8, sequence 8, freelist 8, pages 8, transaction 8, sum 8
+
+	branchPage = 0x01
+	leafPage   = 0x02
+	metaPage   = 0x04
+	bucketLeaf = 0x01
+
+	boltMagic   = 0xED0CDAED
+	boltVersion = 2
+	maxDepth    = 64
+)
+
+// boltMeta is one of the two pages that say where everything is.
+type boltMeta struct {
+	pageSize    uint64
+	root        uint64
+	pages       uint64 // the first page that is not in use
+	transaction uint64
+}
+
+// readMeta reads a meta page, or says what is wrong with it.
+func readMeta(b []byte) (m boltMeta, err error) {
+	if len(b) < pageHeader+metaSize {
+		return m, errors.New("it is cut")
+	}
+	p, le := b[pageHeader:], binary.LittleEndian
+	sum := fnv.New64a()
+	_, _ = sum.Write(p[:metaSize-8]) // it never fails
+	switch {
+	case le.Uint32(p) != boltMagic || le.Uint32(p[4:]) != boltVersion:
+		return m, errors.New("it is not a page of bbolt")
+	case le.Uint64(p[56:]) != sum.Sum64():
+		return m, errors.New("its checksum is wrong")
+	}
+	m = boltMeta{pageSize: uint64(le.Uint32(p[8:])), root: le.Uint64(p[16:]), pages: le.Uint64(p[40:]), transaction: le.Uint64(p[48:])}
+	if m.pageSize < 1024 || m.pageSize > 1<<16 || m.pageSize&(m.pageSize-1) != 0 {
+		return m, fmt.Errorf("its page size is %d", m.pageSize)
+	}
+	return m, nil
+}
+
+// pageReader walks the pages of one file from one meta page.
+type pageReader struct {
+	file io.ReaderAt
+	meta boltMeta
+	used map[uint64]bool
+	// record is called with each record; its slices are valid during the call.
+	record func(bucket string, k, v []byte)
+	// bad is called with each thing that is wrong and was left out. An error
+	// that it returns ends the walk.
+	bad func(bucket string, err error) error
+}
+
+// openPages reads the meta pages; the error of each that is of no use is told.
+func openPages(f io.ReaderAt) (metas []boltMeta, problems []error) {
+	size := uint64(os.Getpagesize())
+	for i := range uint64(2) {
+		b := make([]byte, pageHeader+metaSize)
+		_, err := f.ReadAt(b, int64(i*size))
+		var m boltMeta
+		if err == nil || errors.Is(err, io.EOF) {
+			m, err = readMeta(b)
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("meta page %d: %w", i, err))
+			continue
+		}
+		metas = append(metas, m)
+		if i == 0 {
+			size = m.pageSize
+		}
+	}
+	if len(metas) == 2 && metas[1].transaction > metas[0].transaction {
+		metas[0], metas[1] = metas[1], metas[0]
+	}
+	return metas, problems
+}
+
+// walk calls record for each record of each bucket that can be reached.
+func (p *pageReader) walk() error {
+	p.used = map[uint64]bool{0: true, 1: true}
+	return p.page("", p.meta.root, 0, nil)
+}
+
+// fetch reads a page with those that belong to it, and marks them used.
+func (p *pageReader) fetch(id uint64) ([]byte, error) {
+	if id < 2 || id >= p.meta.pages {
+		return nil, fmt.Errorf("page %d: the file ends at page %d", id, p.meta.pages)
+	}
+	b := make([]byte, p.meta.pageSize)
+	if err := p.read(b, id); err != nil {
+		return nil, err
+	}
+	le := binary.LittleEndian
+	more := uint64(le.Uint32(b[12:]))
+	switch {
+	case le.Uint64(b) != id:
+		return nil, fmt.Errorf("page %d says that it is page %d", id, le.Uint64(b))
+	case id+more >= p.meta.pages:
+		return nil, fmt.Errorf("page %d goes on for %d pages, and the file ends at page %d", id, more, p.meta.pages)
+	}
+	for i := id; i <= id+more; i++ {
+		if p.used[i] {
+			return nil, fmt.Errorf("page %d is used twice", i)
+		}
+		p.used[i] = true
+	}
+	if more > 0 {
+		b = append(b, make([]byte, more*p.meta.pageSize)...)
+		return b, p.read(b[p.meta.pageSize:], id+1)
+	}
+	return b, nil
+}
+
+func (p *pageReader) read(b []byte, id uint64) error {
+	_, err := p.file.ReadAt(b, int64(id*p.meta.pageSize))
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("page %d is beyond the end of the file", id)
+	}
+	if err != nil {
+		return fmt.Errorf("read page %d: %w", id, err)
+	}
+	return nil
+}
+
+func (p *pageReader) page(bucket string, id uint64, depth int, before *[]byte) error {
+	if depth > maxDepth {
+		return p.bad(bucket, fmt.Errorf("page %d is %d pages deep", id, depth))
+	}
+	b, err := p.fetch(id)
+	if err != nil {
+		return p.bad(bucket, err)
+	}
+	if before == nil {
+		before = new([]byte)
+	}
+	switch flags := binary.LittleEndian.Uint16(b[8:]); flags {
+	case leafPage:
+		return p.leaf(bucket, b, fmt.Sprintf("page %d", id), before)
+	case branchPage:
+		return p.branch(bucket, b, id, depth, before)
+	default:
+		return p.bad(bucket, fmt.Errorf("page %d is of no known kind: %#x", id, flags))
+	}
+}
+
+func (p *pageReader) branch(bucket string, b []byte, id uint64, depth int, before *[]byte) error {
+	le, count := binary.LittleEndian, int(binary.LittleEndian.Uint16(b[10:]))
+	if count == 0 || pageHeader+count*elementSize > len(b) {
+		return p.bad(bucket, fmt.Errorf("page %d cannot have %d branches", id, count))
+	}
+	for i := range count {
+		at := pageHeader + i*elementSize
+		e := b[at:]
+		if _, ok := cut(b, at, le.Uint32(e), le.Uint32(e[4:])); !ok {
+			if err := p.bad(bucket, fmt.Errorf("branch %d of page %d lies outside of it", i, id)); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := p.page(bucket, le.Uint64(e[8:]), depth+1, before); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *pageReader) leaf(bucket string, b []byte, where string, before *[]byte) error {
+	le, count := binary.LittleEndian, int(binary.LittleEndian.Uint16(b[10:]))
+	if pageHeader+count*elementSize > len(b) {
+		return p.bad(bucket, fmt.Errorf("%s cannot have %d records", where, count))
+	}
+	for i := range count {
+		at := pageHeader + i*elementSize
+		e := b[at:]
+		flags, pos, ksize, vsize := le.Uint32(e), le.Uint32(e[4:]), le.Uint32(e[8:]), le.Uint32(e[12:])
+		k, ok1 := cut(b, at, pos, ksize)
+		v, ok2 := cut(b, at+int(pos)+int(ksize), 0, vsize)
+		var err error
+		switch {
+		case !ok1 || !ok2 || flags > bucketLeaf || ksize == 0 || int(pos) < elementSize:
+			err = p.bad(bucket, fmt.Errorf("record %d of %s lies outside of it", i, where))
+		case bytes.Compare(k, *before) <= 0:
+			err = p.bad(bucket, fmt.Errorf("record %d of %s is out of order", i, where))
+		case flags == bucketLeaf:
+			*before = bytes.Clone(k)
+			err = p.nested(bucket, string(k), v)
+		case bucket == "":
+			err = p.bad(bucket, fmt.Errorf("record %d of %s is in no bucket", i, where))
+		default:
+			*before = bytes.Clone(k)
+			p.record(bucket, k, v)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nested walks a bucket, which is below the root and nowhere else.
+func (p *pageReader) nested(in, name string, v []byte) error {
+	if in != "" || len(v) < 16 {
+		return p.bad(in, fmt.Errorf("bucket %q cannot be where it is", name))
+	}
+	if root := binary.LittleEndian.Uint64(v); root != 0 {
+		return p.page(name, root, 0, nil)
+	}
+	if v = v[16:]; len(v) < pageHeader || binary.LittleEndian.Uint16(v[8:]) != leafPage {
+		return p.bad(name, errors.New("its records, which lie within the root, cannot be read"))
+	}
+	return p.leaf(name, v, "the root", new([]byte))
+}
+
+// cut returns size bytes that lie off bytes behind at, if they are within b.
+func cut(b []byte, at int, off, size uint32) ([]byte, bool) {
+	from := uint64(at) + uint64(off)
+	if to := from + uint64(size); to <= uint64(len(b)) {
+		return b[from:to], true
+	}
+	return nil, false
+}
+
+// checkStructure wants all that bbolt would follow to be within the file and
+// used once. It reads the file in the usual way, in which a disk that cannot
+// read is an error: through a map it would be a fault like that of a page that
+// is not there.
+func checkStructure(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("open state file: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	metas, problems := openPages(f)
+	if len(metas) == 0 {
+		err := errors.Join(problems...)
+		if unavailable(err) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	p := &pageReader{file: f, meta: metas[0], record: func(string, []byte, []byte) {}}
+	p.bad = func(bucket string, err error) error {
+		if unavailable(err) {
+			return err
+		}
+		return fmt.Errorf("%w: bucket %q: %w", ErrDamaged, bucket, err)
+	}
+	return p.walk()
+}

@@ -1,0 +1,150 @@
+package state
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/millwright/agent/internal/child"
+)
+
+// The exit codes of the process that looks at a state file. A fault or a panic
+// ends it with 2.
+const (
+	exitSound   = 0
+	exitOther   = 1
+	exitDied    = 2
+	exitDamaged = 3
+	exitLocked  = 4
+	exitNewer   = 5
+)
+
+// VerifyMain is millwrightd verify-state: it looks at one state file, in a
+// process of its own, as [InspectFile] or, with the word full, [CheckFile] does.
+// Its arguments are inspect or full, the file, and how long to wait for whoever
+// holds it. It writes the facts to stdout and an error to stderr, for
+// [Verified], and returns the exit code.
+func VerifyMain(args []string, stdout, stderr io.Writer) int {
+	f, err := verify(args)
+	if b, e := json.Marshal(f); e == nil {
+		_, _ = stdout.Write(b) // whoever does not get it says so
+	}
+	code := exitSound
+	switch {
+	case err == nil:
+		return code
+	case errors.Is(err, ErrDamaged), errors.Is(err, ErrInvariant):
+		code = exitDamaged
+	case errors.Is(err, ErrLocked):
+		code = exitLocked
+	case errors.Is(err, ErrNewerSchema):
+		code = exitNewer
+	default:
+		code = exitOther
+	}
+	_, _ = io.WriteString(stderr, child.FormatError(err)) // there is nobody else to tell
+	return code
+}
+
+func verify(args []string) (Facts, error) {
+	if len(args) != 3 || !filepath.IsAbs(args[1]) {
+		return Facts{}, errors.New("usage: verify-state inspect|full FILE WAIT")
+	}
+	wait, err := time.ParseDuration(args[2])
+	if err != nil {
+		return Facts{}, fmt.Errorf("verify-state: %w", err)
+	}
+	switch args[0] {
+	case "inspect":
+		return InspectFile(args[1], wait)
+	case "full":
+		return CheckFile(args[1], wait)
+	}
+	return Facts{}, fmt.Errorf("verify-state %s: want inspect or full", strconv.Quote(args[0]))
+}
+
+// VerifyWithin bounds a process that looks at a state file. A file that takes
+// longer is not judged, and not touched.
+const VerifyWithin = time.Minute
+
+// InAnotherProcess returns what looks at a file as [InspectFile] does, in a
+// process of its own: executable is a millwrightd, and run runs it.
+func InAnotherProcess(run func(context.Context, child.Spec) (child.Result, error), executable string) func(context.Context, string) (Facts, error) {
+	return func(ctx context.Context, path string) (Facts, error) {
+		r, err := run(ctx, VerifySpec(executable, "inspect", path, defaultLockTimeout))
+		return Verified(r, err)
+	}
+}
+
+// VerifySpec is the process that looks at path; how is inspect or full.
+func VerifySpec(executable, how, path string, wait time.Duration) child.Spec {
+	return child.Spec{
+		Argv: []string{executable, "verify-state", how, path, wait.String()}, Timeout: VerifyWithin, Key: "verify-state " + path,
+	}
+}
+
+// Verified turns what a process with [VerifyMain] left behind into the facts
+// and the error. A process that died on the file makes it damaged; one that
+// lacked memory or was killed says nothing about the file.
+func Verified(r child.Result, err error) (f Facts, _ error) {
+	var signal *child.SignalError
+	if errors.As(err, &signal) && isFault(signal.Signal) {
+		return f, fmt.Errorf("%w: the process that read it died: %s", ErrDamaged, signal)
+	}
+	if err != nil {
+		return f, fmt.Errorf("look at the state file in another process: %w", err)
+	}
+	said := string(r.Stderr)
+	switch r.ExitCode {
+	case exitSound, exitDamaged:
+		if e := json.Unmarshal(r.Stdout, &f); e != nil {
+			return f, fmt.Errorf("look at the state file in another process: its answer: %w", e)
+		}
+		if r.ExitCode == exitDamaged {
+			return f, as(ErrDamaged, said)
+		}
+		return f, nil
+	case exitDied:
+		if starved(said) {
+			return f, fmt.Errorf("look at the state file in another process: %s", firstLine(said))
+		}
+		return f, fmt.Errorf("%w: the process that read it died: %s", ErrDamaged, firstLine(said))
+	case exitLocked:
+		return f, as(ErrLocked, said)
+	case exitNewer:
+		return f, as(ErrNewerSchema, said)
+	}
+	return f, child.ParseError(said)
+}
+
+// starved reports whether a Go program ended for want of memory or threads.
+func starved(said string) bool {
+	for _, s := range []string{"out of memory", "cannot allocate memory", "failed to create new OS thread"} {
+		if strings.Contains(said, s) {
+			return true
+		}
+	}
+	return false
+}
+
+func firstLine(s string) string {
+	s, _, _ = strings.Cut(strings.TrimSpace(s), "\n")
+	return s
+}
+
+// told is an error of another process.
+type told struct {
+	kind, said error
+}
+
+func as(kind error, said string) error { return &told{kind, child.ParseError(said)} }
+
+func (t *told) Error() string { return t.said.Error() }
+
+func (t *told) Unwrap() []error { return []error{t.kind, t.said} }
