@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -221,9 +222,11 @@ func (t *trial) armServer(tracing bool) error {
 func (t *trial) supervise(ctx context.Context) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go t.watchServer(ctx, ended) //nolint:gocritic // it ends before stop returns
+	var watch sync.WaitGroup
+	watch.Go(func() { t.watchServer(ctx, ended) })
 	return func() error {
 		cancel()
+		watch.Wait()
 		return <-ended
 	}
 }

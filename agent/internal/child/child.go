@@ -28,6 +28,7 @@ type SignalError struct {
 	State  string // in the kernel's words
 }
 
+// Error is the state in the kernel's words.
 func (e *SignalError) Error() string { return e.State }
 
 // Config is what a [Runner] needs.
