@@ -21,7 +21,8 @@ import (
 // again, the task has ended in its journal and the server is known to have it,
 // and no unit of a task is left. It prints what can be seen then.
 const ending = `dir=/var/lib/millwright-crash; hit='%[1]s'; id='%[2]s'; want=%[3]d; late=0; o=
-up() { test $(systemctl show -P NRestarts millwrightd.service) -ge $want && systemctl is-active --quiet millwrightd.service; }
+up() { test -e $dir/hit-'%[6]s' && set -- 1; want=$((%[3]d + ${1:-0}))
+ test $(systemctl show -P NRestarts millwrightd.service) -ge $want && systemctl is-active --quiet millwrightd.service; }
 for i in $(seq 500); do
   struck=no; { test -z "$hit" || test -e $dir/hit-$hit; } && struck=yes
   { test $struck = no || up; } && o=$(millwrightd journal list $id -o json 2>/dev/null) || { test -z "$id" && test $struck = yes && break; sleep 0.05; continue; }
@@ -51,6 +52,15 @@ func (t *trial) lateBy() int {
 	return 40
 }
 
+// firstPoint is the point of the kill that comes before. Where the injury is a
+// failure, the task may turn back before it comes there.
+func (t *trial) firstPoint() string {
+	if t.story.first == "" {
+		return "none"
+	}
+	return t.story.first
+}
+
 func (t *trial) finish(ctx context.Context, tracing bool) (*result, error) {
 	hit, kills := "", 0
 	if t.injury != nil && !t.onServer() {
@@ -59,8 +69,8 @@ func (t *trial) finish(ctx context.Context, tracing bool) (*result, error) {
 			kills = 1
 		}
 	}
-	if t.story.first != "" && (t.injury == nil || t.injury.point.Name != t.story.first) {
-		kills++
+	if t.story.custom != nil {
+		t.restarts, kills = 0, 0 // it has stopped and started the agent by hand
 	}
 	id := t.id
 	if t.story.state == refused {
@@ -75,7 +85,7 @@ func (t *trial) finish(ctx context.Context, tracing bool) (*result, error) {
 	if tracing {
 		pause(ctx, 2500*time.Millisecond) // for a heartbeat
 	}
-	text, err := t.sh(ctx, fmt.Sprintf(ending, hit, id, t.restarts+kills, t.lateBy(), t.story.facts(t.label)))
+	text, err := t.sh(ctx, fmt.Sprintf(ending, hit, id, t.restarts+kills, t.lateBy(), t.story.facts(t.label), t.firstPoint()))
 	if err != nil {
 		return nil, err
 	}

@@ -42,6 +42,14 @@ type story struct {
 
 func (s story) title() string { return strings.TrimSpace(s.kind + " " + s.variant) }
 
+// does is the kind of its task.
+func (s story) does() string {
+	if s.custom != nil {
+		return "system.command"
+	}
+	return s.kind
+}
+
 const (
 	succeeded = taskv1.TaskState_TASK_STATE_SUCCEEDED
 	failed    = taskv1.TaskState_TASK_STATE_FAILED

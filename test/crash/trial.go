@@ -256,7 +256,7 @@ func (t *trial) tell(ctx context.Context) (err error) {
 	if t.story.create != nil {
 		t.id, err = t.story.create(ctx, t)
 	} else {
-		t.id, err = t.make(ctx, t.story.kind, t.story.spec(t.label))
+		t.id, err = t.make(ctx, t.story.does(), t.story.spec(t.label))
 	}
 	if err == nil && t.story.during != nil {
 		err = t.story.during(ctx, t)

@@ -7,6 +7,7 @@
 // is not missed:
 //
 //	unit runs                     wait for its end
+//	unit runs, and is not ours    the outcome is not known
 //	result                        that is the outcome
 //	no unit, marker, no result    the outcome is not known
 //	no unit, no marker            it was never started, and may be
@@ -83,6 +84,9 @@ type one struct {
 
 func (o *one) run(ctx context.Context, c host.Command) (host.Outcome, error) {
 	running, err := o.adoptable(ctx)
+	if errors.Is(err, host.ErrOutcomeUnknown) {
+		return host.Outcome{}, err
+	}
 	if err != nil {
 		return o.interrupted(ctx, err)
 	}
@@ -105,6 +109,10 @@ func (o *one) adoptable(ctx context.Context) (bool, error) {
 	for {
 		u, err := o.cfg.Systemd.Unit(ctx, o.unit)
 		if err == nil {
+			if systemd.Running(u) && o.foreign(u) {
+				return false, fmt.Errorf("%w: the unit %s runs, and this agent did not start it (invocation %s)",
+					host.ErrOutcomeUnknown, o.unit, u.Invocation)
+			}
 			running := systemd.Running(u) && adopts(o.cfg.Logger)
 			if running {
 				o.cfg.Logger.Info("command found running", "unit", o.unit, "invocation_id", u.Invocation)
@@ -118,6 +126,17 @@ func (o *one) adoptable(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
+}
+
+// foreign reports whether a unit that runs under the command's name is of
+// someone else: the spec is durable before the unit starts, and the marker names
+// the invocation that took it.
+func (o *one) foreign(u host.UnitStatus) bool {
+	if _, err := o.dir.Spec(); errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	marker, err := o.dir.Marker()
+	return err == nil && marker.GetStartError() == "" && marker.GetInvocationId() != "" && u.Invocation != "" && marker.GetInvocationId() != u.Invocation
 }
 
 // pause waits before systemd is asked again. It returns the cause of ctx when

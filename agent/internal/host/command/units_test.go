@@ -30,6 +30,8 @@ type units struct {
 	starts  int
 	asked   chan struct{} // gets a token when a state was asked for; may be nil
 	env     []string      // of the shims
+
+	invocation string // what a running unit says; empty: nothing
 }
 
 func newUnits(t *testing.T) *units {
@@ -66,7 +68,7 @@ func (u *units) Unit(_ context.Context, name string) (host.UnitStatus, error) {
 	default:
 	}
 	if u.running[name] != nil {
-		return host.UnitStatus{Load: "loaded", Active: "active"}, nil
+		return host.UnitStatus{Load: "loaded", Active: "active", Invocation: u.invocation}, nil
 	}
 	return host.UnitStatus{Load: "not-found", Active: "inactive"}, nil
 }
