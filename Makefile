@@ -8,7 +8,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.0.
 TOOLS := bin/tools
 export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 
-.PHONY: help build test check proto lint vuln demo demo-up demo-down bench clean
+.PHONY: help build test check crash proto lint vuln demo demo-up demo-down bench clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ check: $(TOOLS)/buf ## quick: what to run before each commit
 test: build deb-all ## all suites that the repository requires
 	@command -v gcc >/dev/null || { echo 'installing gcc, for the race detector'; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q gcc libc6-dev; }
 	$(GO) run ./test/suites
+
+crash: build ## kill every program at every crash point in every kind of task; about 20 minutes
+	$(MAKE) --no-print-directory deb GOTAGS=millwright_crash
+	$(GO) run ./test/crash
 
 demo: build deb ## the main job, on real nodes; installs what it needs
 	$(GO) run ./test/demo

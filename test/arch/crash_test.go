@@ -31,7 +31,7 @@ var hostChanges = []string{
 	"Remove", "RemoveAll", "Rename", "WriteFile", "Mkdir", "MkdirAll", "MkdirTemp", "Symlink", "Link", "Create", "CreateTemp", "Truncate", "Chmod", "Chown",
 	"StartUnitContext", "StopUnitContext", "RestartUnitContext", "ReloadContext", "EnableUnitFilesContext", "DisableUnitFilesContext",
 	"StartTransientUnitContext", "KillUnitWithTarget", "ResetFailedUnitContext", "setEnabled",
-	"StartTransient", "StopUnit", "WriteSpec", "Burn", "Probe",
+	"StartTransient", "StopUnit", "stopUnit", "WriteSpec", "Burn", "Probe",
 	"CreateExclusive", "Replace", "Fill", "MakeDirs",
 }
 
@@ -52,6 +52,7 @@ var pointless = map[string]string{
 
 	"agent/internal/host.WriteFile":              "it hands on to files.WriteFile, which has the points",
 	"agent/internal/host/command.Delete":         "its caller, package output, has the points",
+	"agent/internal/host/command.stopUnit":       "its caller has the points",
 	"agent/internal/host/files.CreateExclusive":  "its callers have the points",
 	"agent/internal/host/files.Replace":          "its callers have the points",
 	"agent/internal/host/files.Fill":             "its callers have the points",

@@ -60,6 +60,9 @@ func (r *report) add(j job, res *result, hit bool, err error, took time.Duration
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.cases++
+	if r.cases%100 == 0 {
+		fmt.Printf("%d cases done\n", r.cases)
+	}
 	r.spent += took
 	line := r.at(j.injury.point.Program, j.story)
 	line.cases++

@@ -166,7 +166,7 @@ func (t *trial) run(ctx context.Context, tracing bool) (*result, error) {
 
 // begin prepares the node and arms the points.
 func (t *trial) begin(ctx context.Context, tracing bool) error {
-	script := "set -e; rm -f " + crashDir + "/*; " + t.story.prepare(t.label) + "\n"
+	script := "systemctl stop --no-block 'millwright-task-*' 2>/dev/null; set -e; rm -f " + crashDir + "/*; " + t.story.prepare(t.label) + "\n"
 	if t.story.own || t.onServer() {
 		// The agent waits longer each time that the server goes away soon after it
 		// came; a new one begins with short waits.
@@ -221,17 +221,17 @@ func (t *trial) armServer(tracing bool) error {
 // that it returns ends that.
 func (t *trial) supervise(ctx context.Context) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 1)
+	var err error
 	var watch sync.WaitGroup
-	watch.Go(func() { t.watchServer(ctx, ended) })
+	watch.Go(func() { err = t.watchServer(ctx) })
 	return func() error {
 		cancel()
 		watch.Wait()
-		return <-ended
+		return err
 	}
 }
 
-func (t *trial) watchServer(ctx context.Context, ended chan<- error) {
+func (t *trial) watchServer(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if t.c.Hit(ctx, nil, t.injury.point.Name) {
 			up := context.WithoutCancel(ctx)
@@ -239,12 +239,11 @@ func (t *trial) watchServer(ctx context.Context, ended chan<- error) {
 			if err == nil {
 				err = t.c.StartServer(up)
 			}
-			ended <- err
-			return
+			return err
 		}
 		pause(ctx, 10*time.Millisecond)
 	}
-	ended <- nil
+	return nil
 }
 
 func (t *trial) tell(ctx context.Context) (err error) {

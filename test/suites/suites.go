@@ -53,6 +53,14 @@ var required = []suite{
 		packages: []string{"./test/e2e/crash"}, timeout: 10 * time.Minute, show: "TestCrash",
 	},
 	{
+		name: "crash model", about: "the model of make crash finds what is duplicated, lost or wrong; every kind has its story",
+		packages: []string{"./test/crash"}, timeout: 5 * time.Minute,
+	},
+	{
+		name: "e2e/boundaries", about: "bus and systemd fail in the middle; lost adoption, foreign units, 10,000 units",
+		packages: []string{"./test/e2e/boundaries"}, timeout: 20 * time.Minute, show: "TestBoundaries/many_units",
+	},
+	{
 		name: "e2e/host", about: "the node's hands on a node: systemd, dbus, mounts, commands",
 		packages: []string{"./test/e2e/host"}, timeout: 15 * time.Minute,
 	},

@@ -316,6 +316,9 @@ func (o *one) untilEnded(ctx context.Context) error {
 // stopLimit bounds the stop of a command, beyond the time that systemd gives it.
 const stopLimit = shim.StopTimeout + 30*time.Second
 
+// stopTries is how often a stop is tried.
+const stopTries = 3
+
 // stop stops the unit and tells the outcome. A program that was not started yet
 // never will be.
 func (o *one) stop(ctx context.Context) (host.Outcome, error) {
@@ -324,7 +327,7 @@ func (o *one) stop(ctx context.Context) (host.Outcome, error) {
 	defer cancel()
 	o.cfg.Logger.Info("command is stopped", "unit", o.unit)
 	crash.Point("host.command.stop.before")
-	stopErr := o.cfg.Systemd.StopUnit(ctx, o.unit)
+	stopErr := o.stopUnit(ctx)
 	crash.Point("host.command.stop.after")
 	out, started, err := o.recorded()
 	if !started {
@@ -334,6 +337,18 @@ func (o *one) stop(ctx context.Context) (host.Outcome, error) {
 		err = fmt.Errorf("%w; and it could not be stopped: %w", err, stopErr)
 	}
 	return out, err
+}
+
+// stopUnit stops the unit, and tries again: a task whose command runs on must not
+// end because systemd could not be reached once.
+func (o *one) stopUnit(ctx context.Context) error {
+	for try := 1; ; try++ {
+		err := o.cfg.Systemd.StopUnit(ctx, o.unit)
+		if err == nil || try == stopTries || !clock.Sleep(ctx, statePauseMin) {
+			return err
+		}
+		o.cfg.Logger.Warn("command is not stopped yet", "unit", o.unit, "err", err)
+	}
 }
 
 // notStarted answers after a start that failed. When ctx ended without a wish to
