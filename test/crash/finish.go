@@ -52,10 +52,10 @@ func (t *trial) lateBy() int {
 	return 40
 }
 
-// firstPoint is the point of the kill that comes before. Where the injury is a
+// firstPoint is the point at which the agent is killed before. Where the injury is a
 // failure, the task may turn back before it comes there.
 func (t *trial) firstPoint() string {
-	if t.story.first == "" {
+	if t.story.first == "" || strings.HasPrefix(t.story.first, shim+".") {
 		return "none"
 	}
 	return t.story.first

@@ -33,9 +33,11 @@ type story struct {
 	state  taskv1.TaskState
 	reason string
 	undo   taskv1.UndoState
-	// first is a point at which the agent is killed before, so that the one that
-	// matters comes in its second life.
+	// first is a point at which the agent, or the shim, is killed before, so that
+	// the one that matters comes in what follows.
 	first string
+	// idle says that a command never starts.
+	idle bool
 	// own says that it needs a server of its own, as it does something to it.
 	own bool
 }
@@ -155,9 +157,12 @@ func commands() []story {
 		return t.killShim(ctx, t.id)
 	}
 	denied := good
-	denied.variant, denied.state, denied.reason = "against the policy", refused, "POLICY_DENIED"
+	denied.idle, denied.variant, denied.state, denied.reason = true, "against the policy", refused, "POLICY_DENIED"
 	denied.spec = func(string) string { return "argv: [/sbin/reboot]" }
-	return []story{good, again, bad, stopped, lost, denied}
+	never := good
+	never.idle, never.variant, never.first = true, "that never starts", "shim.marker.before"
+	never.state, never.reason, never.undo = failed, "COMMAND_NOT_STARTED", notNeeded
+	return []story{good, again, bad, stopped, lost, denied, never}
 }
 
 // settling is task.resolve.

@@ -45,8 +45,10 @@ type end struct {
 // killed or a call failed. order is the place of each point in its registry.
 func ends(s story, i *injury, order map[string]int) []end {
 	clean := end{state: s.state, reason: s.reason, undo: []taskv1.UndoState{s.undo}, runs: []int{1}}
-	if s.state == refused {
+	if s.idle {
 		clean.runs = []int{0}
+	}
+	if s.state == refused {
 		clean.undo = nil
 	}
 	if i == nil {

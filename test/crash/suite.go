@@ -34,7 +34,9 @@ type job struct {
 	injury injury
 }
 
-func (j job) same(other job) bool { return j.injury == other.injury && j.story.title() == other.story.title() }
+func (j job) same(other job) bool {
+	return j.injury == other.injury && j.story.title() == other.story.title()
+}
 
 const downWithin = time.Minute
 
