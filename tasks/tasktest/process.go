@@ -27,6 +27,8 @@ type Process struct {
 	dead   bool
 	calls  int
 	failed string // what has failed
+	broken fakehost.Op
+	made   map[string]bool // methods that change the node and were called before that
 }
 
 // trouble is what a process meets. The zero value is none.
@@ -92,6 +94,12 @@ func (p *Process) hook(ctx context.Context, op fakehost.Op) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s %s: %w", op.Name, op.Object, context.Cause(ctx))
 	}
+	if op.Change && op.Phase == fakehost.Before && p.failed == "" { // later ones are the undo's
+		if p.made == nil {
+			p.made = map[string]bool{}
+		}
+		p.made[op.Name] = true
+	}
 	if op.Phase == fakehost.During || op.Phase == fakehost.After && !op.Change || p.onlyChanges && !op.Change {
 		return nil
 	}
@@ -100,5 +108,19 @@ func (p *Process) hook(ctx context.Context, op fakehost.Op) error {
 		return nil
 	}
 	p.failed = fmt.Sprintf("%s %s, phase %d", op.Name, op.Object, op.Phase)
+	p.broken = fakehost.Op{Name: op.Name, Phase: op.Phase}
 	return fmt.Errorf("%s %s: %w", op.Name, op.Object, errInjected)
+}
+
+// tell adds what the process has done, and what has failed, to a count.
+func (p *Process) tell(n *count) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name := range p.made {
+		n.changes[name] = true
+	}
+	if p.failed != "" {
+		n.failures++
+		n.failed[p.broken] = true
+	}
 }

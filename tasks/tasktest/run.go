@@ -25,9 +25,11 @@ const (
 // Run puts every case to every question.
 func Run(t *testing.T, runner NewRunner, reg *tasks.Registry, cases []Case) {
 	t.Helper()
+	done := &counts{}
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
-			s := suite{reg: reg, c: c, runner: func() Runner { return runner(t, reg) }, update: updating()}
+			s := suite{reg: reg, c: c, runner: func() Runner { return runner(t, reg) }, update: updating(), done: done}
+			done.of(c.Kind, func(n *count) { n.cases++ })
 			for _, check := range s.checks() {
 				t.Run(check.name, func(t *testing.T) {
 					if err := check.f(t.Context()); err != nil {
@@ -36,6 +38,10 @@ func Run(t *testing.T, runner NewRunner, reg *tasks.Registry, cases []Case) {
 				})
 			}
 		})
+	}
+	t.Logf("done to the kinds:\n%s", done)
+	for _, m := range done.missing() {
+		t.Errorf("%s: a case must come by it", m)
 	}
 }
 
@@ -65,6 +71,7 @@ type suite struct {
 	c      Case
 	runner func() Runner
 	update bool
+	done   *counts // nil: nobody asks
 }
 
 type check struct {

@@ -75,6 +75,7 @@ func (s suite) crash(ctx context.Context, reboot bool, tr trouble) error {
 			}
 			return nil
 		}
+		s.done.of(s.c.Kind, func(n *count) { n.crashes++ })
 		if reboot {
 			n.Reboot()
 		}
@@ -141,6 +142,7 @@ func (s suite) eachFailure(ctx context.Context, tr trouble, judge func(trouble, 
 		if err != nil {
 			return fmt.Errorf("host call %d (%s) failed: %w", at, what, err)
 		}
+		s.done.of(s.c.Kind, func(n *count) { p.tell(n) })
 		if !reached {
 			if at == 1 && !tr.onlyChanges {
 				return fmt.Errorf("the runner made no host call")
