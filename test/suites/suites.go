@@ -88,4 +88,8 @@ var required = []suite{
 		name: "powerloss", about: "the power cut after every system call of agent, shim and server: nothing that was told is lost",
 		packages: []string{"./test/powerloss"}, timeout: 10 * time.Minute, show: "TestPowerLoss",
 	},
+	{
+		name: "e2e/disk", about: "a full, a read-only and a broken disk of a node and of the server: nothing lost, no restart",
+		packages: []string{"./test/e2e/disk"}, timeout: 10 * time.Minute, parallel: 1,
+	},
 }

@@ -67,6 +67,9 @@ func (n *Node) create(ctx context.Context) error {
 	if _, err := run(ctx, "mount", "-t", "overlay", "overlay", "-o", options, n.dir("root")); err != nil {
 		return err
 	}
+	if err := n.makeStateDisk(ctx); err != nil {
+		return err
+	}
 	id := make([]byte, 16)
 	if _, err := rand.Read(id); err != nil {
 		return err
@@ -113,7 +116,7 @@ func (n *Node) Start(ctx context.Context) error {
 func (n *Node) nspawnArgs() []string {
 	s := n.testbed.state
 	netns := "/run/netns/" + s.netns(n.name)
-	return []string{
+	args := []string{
 		// It is in the node's network already when it mounts the node's /sys.
 		"nsenter", "--net=" + netns, "--",
 		"systemd-nspawn", "--quiet", "--directory=" + n.dir("root"), "--kill-signal=SIGRTMIN+3",
@@ -127,8 +130,8 @@ func (n *Node) nspawnArgs() []string {
 		// An overlay cannot stand on an overlay.
 		"--bind=" + n.dir("containerd") + ":/var/lib/containerd",
 		"--bind=" + n.dir("brick") + ":" + brickDir,
-		"/usr/local/sbin/testbed-init",
 	}
+	return append(append(args, n.stateDiskArgs()...), "/usr/local/sbin/testbed-init")
 }
 
 // WaitRunning waits until the node's systemd reports the state running. A

@@ -32,6 +32,8 @@ type state struct {
 	Nodes   int    `json:"nodes"`
 	Storage bool   `json:"storage"`
 	Image   string `json:"image"`
+	// StateMiB is the size of each node's own disk; 0 when they have none.
+	StateMiB int `json:"state_mib,omitempty"`
 	// OwnerPID and OwnerStart are of the process without which the testbed is
 	// left over; 0 when it stands by itself.
 	OwnerPID   int    `json:"owner_pid"`
@@ -122,7 +124,7 @@ func reserve(ctx context.Context, cfg Config, image string) (state, error) {
 	if err != nil {
 		return state{}, err
 	}
-	s := state{Name: cfg.Name, Nodes: cfg.Nodes, Storage: cfg.Storage, Image: image}
+	s := state{Name: cfg.Name, Nodes: cfg.Nodes, Storage: cfg.Storage, StateMiB: cfg.StateMiB, Image: image}
 	if _, up := used[cfg.Name]; up {
 		return state{}, fmt.Errorf("%w: %s; take it away with testbed down --name %s, or choose another name", ErrUp, cfg.Name, cfg.Name)
 	}

@@ -60,6 +60,9 @@ type Config struct {
 	Nodes int
 	// Storage adds the node StorageNode, which serves the volume Volume.
 	Storage bool
+	// StateMiB gives each node a disk of its own, an ext4 of so many MiB at
+	// StateDir; 0: it is on the node's root.
+	StateMiB int
 	// Owned ends the nodes' processes when the calling process ends, however
 	// it ends; the next Up of any testbed takes the rest away. Without it the
 	// testbed stays until Down.
@@ -75,6 +78,9 @@ func (c Config) validate() error {
 	}
 	if c.Nodes < 0 || c.Nodes > MaxNodes {
 		errs = append(errs, fmt.Errorf("nodes: %d is not between 0 and %d", c.Nodes, MaxNodes))
+	}
+	if c.StateMiB != 0 && (c.StateMiB < 16 || c.StateMiB > 4096) {
+		errs = append(errs, fmt.Errorf("state size: %d MiB is not between 16 and 4096", c.StateMiB))
 	}
 	if c.Nodes == 0 && !c.Storage {
 		errs = append(errs, errors.New("nodes: 0 without storage would be an empty testbed; ask for at least one node"))

@@ -39,6 +39,8 @@ type Config struct {
 	// Tracer and ServerDir are as in [cluster.Config].
 	Tracer    []string
 	ServerDir string
+	// StateMiB gives each node a disk of its own for its state, of that size.
+	StateMiB int
 	// Apart leaves the nodes without an agent: the test installs and joins.
 	Apart bool
 }
@@ -61,7 +63,7 @@ func Up(t testing.TB, cfg Config) *Cluster {
 	if cfg.Policy == "" {
 		cfg.Policy = AllowAll
 	}
-	bed := testbedtest.Up(t, testbed.Config{Nodes: cfg.Nodes, Storage: cfg.Storage})
+	bed := testbedtest.Up(t, testbed.Config{Nodes: cfg.Nodes, Storage: cfg.Storage, StateMiB: cfg.StateMiB})
 	c := &Cluster{t: t, Cluster: cluster.New(bed, cluster.Config{
 		Root: root, Agent: cfg.Agent, Server: cfg.Server, Policy: cfg.Policy, Log: testbedtest.Log(t),
 		Tracer: cfg.Tracer, ServerDir: cfg.ServerDir,

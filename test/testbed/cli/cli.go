@@ -59,7 +59,7 @@ func (c *command) root() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.PersistentFlags().StringVar(&c.name, "name", DefaultName, "the testbed's name")
-	root.AddCommand(c.up(), c.down(), c.list(), c.env(), c.exec(), c.logs(), c.install(),
+	root.AddCommand(c.up(), c.down(), c.list(), c.env(), c.exec(), c.logs(), c.install(), c.fill(), c.free(),
 		c.onNode("start NODE", "Boot a node that is off", (*testbed.Node).Start),
 		c.onNode("reboot NODE", "Reboot a node and wait until it runs", (*testbed.Node).Reboot),
 		c.onNode("kill NODE", "Cut a node's power: end all its processes at once", (*testbed.Node).Kill),
@@ -86,6 +86,7 @@ func (c *command) up() *cobra.Command {
 	cmd.Flags().IntVarP(&cfg.Nodes, "nodes", "n", 1, "how many nodes: n1, n2, ...")
 	cmd.Flags().BoolVar(&cfg.Owned, "owned", false, "end the nodes when this process ends; of use only to what runs this in itself")
 	_ = cmd.Flags().MarkHidden("owned")
+	cmd.Flags().IntVar(&cfg.StateMiB, "state-size", 0, "give each node a disk of its own for "+testbed.StateDir+", of so many MiB")
 	cmd.Flags().BoolVar(&cfg.Storage, "storage", false, "add the node storage, which serves the GlusterFS volume v1")
 	return cmd
 }
