@@ -28,7 +28,6 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/nodev1"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/taskv1"
-	"github.com/gpuaas/millwright/controlplane/internal/store"
 	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
 )
 
@@ -50,9 +49,7 @@ func (s *Server) assemble(ctx context.Context, db *boltstore.Store) (*parts, err
 		return nil, err
 	}
 	p := &parts{stopping: make(chan struct{}), health: health.NewServer()}
-	p.alive = func(ctx context.Context) error {
-		return db.Update(ctx, func(store.View) (*store.Change, error) { return nil, nil })
-	}
+	p.ready = db.Writable
 	p.dispatch = dispatch.New(dispatch.Config{
 		Log: w.log, Reader: db, TrustUpdates: w.root.Since, Logger: w.cfg.Logger.With("component", "dispatch"),
 		Actor: w.id.String(), Version: w.cfg.Version, Heartbeat: w.cfg.Heartbeat, Sweep: w.cfg.Sweep, Now: w.cfg.Now,

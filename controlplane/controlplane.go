@@ -77,7 +77,7 @@ type parts struct {
 	dispatch *dispatch.Dispatcher
 	fleet    *fleet.Fleet
 	export   *export.Server
-	alive    func(context.Context) error // whether the store takes writes
+	ready    func(context.Context) error // whether the store takes writes
 	stopping chan struct{}               // closed once, when the server is about to stop
 }
 
@@ -111,7 +111,7 @@ func (s *Server) serve(ctx context.Context, p *parts) error {
 	group.Go(func() error { return p.dispatch.Run(loops) })
 	group.Go(func() error { return p.fleet.Run(loops) })
 	group.Go(func() error { return p.export.Run(loops) })
-	group.Go(func() error { return watchdog(ctx, s.cfg.Logger, p.alive) })
+	group.Go(func() error { return watchdog(ctx, s.cfg.Logger, p.ready) })
 	group.Go(func() error {
 		<-ctx.Done()
 		s.stop(ctx, p)
@@ -169,7 +169,7 @@ func (p *parts) handler() http.Handler {
 		case <-p.stopping:
 			answer(w, errors.New("the server is stopping"))
 		default:
-			answer(w, p.alive(r.Context()))
+			answer(w, p.ready(r.Context()))
 		}
 	})
 	return mux

@@ -2,10 +2,13 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
 // What the service manager is told.
@@ -22,9 +25,9 @@ func notify(log *slog.Logger, state string) {
 	}
 }
 
-// watchdog feeds the service manager's watchdog as long as the store takes
-// writes, until ctx ends.
-func watchdog(ctx context.Context, log *slog.Logger, alive func(context.Context) error) error {
+// watchdog feeds the service manager's watchdog as long as the store
+// answers, until ctx ends.
+func watchdog(ctx context.Context, log *slog.Logger, ready func(context.Context) error) error {
 	every, err := daemon.SdWatchdogEnabled(false)
 	if err != nil || every == 0 {
 		return err
@@ -37,9 +40,12 @@ func watchdog(ctx context.Context, log *slog.Logger, alive func(context.Context)
 			return nil
 		case <-tick.C:
 		}
-		if err := alive(ctx); err != nil {
+		if err := ready(ctx); err != nil {
 			log.Error("store takes no writes", "err", err)
-			continue
+			// A disk that is full is not mended by another start.
+			if !errors.Is(err, store.ErrUnwritable) {
+				continue
+			}
 		}
 		notify(log, notifyAlive)
 	}

@@ -43,7 +43,7 @@ func (d *Dispatcher) assign(ctx context.Context, s *session, stream Stream) erro
 			return err
 		})
 		if err != nil {
-			return unavailable(s, "record an assignment", err)
+			return s.stall("record an assignment", err)
 		}
 		if len(out) == 0 {
 			return nil

@@ -30,7 +30,7 @@ func (d *Dispatcher) events(ctx context.Context, s *session, batch *agentv1.Even
 	}
 	crash.Point("server.events.before-commit")
 	if err := d.cfg.Log.Commit(ctx, b.decide); err != nil {
-		return unavailable(s, "store events", err)
+		return s.stall("store events", err)
 	}
 	crash.Point("server.events.committed")
 	if b.forked {

@@ -34,7 +34,7 @@ func (d *Dispatcher) progress(ctx context.Context, s *session, stored uint64) er
 		return err
 	})
 	if err != nil {
-		return unavailable(s, "settle what was assigned", err)
+		return s.stall("settle what was assigned", err)
 	}
 	crash.Point("server.reconcile.committed")
 	s.unfinished = nil // settled; a session holds as little as it can
@@ -108,8 +108,8 @@ func (d *Dispatcher) heartbeat(ctx context.Context, s *session, h *agentv1.Heart
 		s.contact.ClockOffset = offset
 		s.mu.Unlock()
 	}
-	if !h.GetHasConditions() {
-		return nil
+	if err := d.goOn(ctx, s); err != nil || !h.GetHasConditions() {
+		return err
 	}
 	if err := checkSaid("heartbeat", &agentv1.Heartbeat{Conditions: h.GetConditions()}); err != nil {
 		return err
@@ -128,7 +128,7 @@ func (d *Dispatcher) heartbeat(ctx context.Context, s *session, h *agentv1.Heart
 		return nil
 	})
 	if err != nil {
-		return unavailable(s, "store conditions", err)
+		return s.stall("store conditions", err)
 	}
 	crash.Point("server.conditions.committed")
 	if changed {

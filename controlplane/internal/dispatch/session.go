@@ -17,6 +17,7 @@ import (
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 
 	"github.com/gpuaas/millwright/controlplane/internal/crash"
+	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
 // reconnectAfter is the shortest time after which a node whose session was
@@ -53,6 +54,7 @@ type session struct {
 	eager     bool      // deferred tasks are sent at once, until the next is deferred
 	acked     uint64    // the last frame to acknowledge
 	ackDue    bool
+	stalled   bool   // the disk did not take something
 	resendDue uint64 // the first frame to ask for; 0 for none
 	beatDue   bool
 	cancels   map[string]struct{} // tasks to cancel
@@ -239,7 +241,7 @@ func (s *session) collect(now time.Time) (out []*agentv1.SessionResponse, assign
 // after the sender has returned.
 func (d *Dispatcher) receive(ctx context.Context, s *session, stream Stream) {
 	if err := d.progress(ctx, s, 0); err != nil {
-		s.fail(unavailable(s, "open the session", err))
+		s.fail(err)
 		return
 	}
 	for {
@@ -284,6 +286,33 @@ func (d *Dispatcher) handle(ctx context.Context, s *session, m *agentv1.SessionR
 func (s *session) message(m *agentv1.SessionResponse) *agentv1.SessionResponse {
 	m.SessionEpoch = s.epoch
 	return m
+}
+
+// stall returns nil for a disk that takes nothing now: the session stays, nothing
+// is acknowledged, and at a later heartbeat the node is asked again. Any other
+// error cuts the session.
+func (s *session) stall(doing string, err error) error {
+	if !errors.Is(err, store.ErrUnwritable) {
+		return unavailable(s, doing, err)
+	}
+	s.log.Error("nothing can be stored", "doing", doing, "err", err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stalled = true
+	return nil
+}
+
+// goOn tries again what a full disk has stopped.
+func (d *Dispatcher) goOn(ctx context.Context, s *session) error {
+	s.mu.Lock()
+	stalled := s.stalled
+	s.stalled = false
+	s.mu.Unlock()
+	if !stalled {
+		return nil
+	}
+	s.want(func() { s.resendDue, s.assignDue = s.acked+1, true })
+	return d.progress(ctx, s, 0)
 }
 
 // unavailable logs an error of the store and returns what the node is told: to

@@ -23,6 +23,9 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrClosed is returned by a write once the store's writer has ended.
 	ErrClosed = errors.New("store is closed")
+	// ErrUnwritable is wrapped by the error of a change that the disk did not
+	// take: it is full, read-only or broken. The same change may be tried again.
+	ErrUnwritable = errors.New("the server cannot write to its disk")
 	// ErrTooOld is returned by [LogView.Entries] when the first entry asked for
 	// is no longer kept.
 	ErrTooOld = errors.New("log no longer reaches back that far")

@@ -129,9 +129,9 @@ func (s *site) until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(time.Minute); !ok(); <-tick.C {
+	for end := time.Now().Add(2 * time.Minute); !ok(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatalf("in a minute it did not come about that %s", what)
+			t.Fatalf("in two minutes it did not come about that %s", what)
 		}
 	}
 }

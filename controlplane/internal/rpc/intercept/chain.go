@@ -13,7 +13,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/gpuaas/millwright/controlplane/internal/store"
 	"github.com/gpuaas/millwright/pki"
+	"github.com/gpuaas/millwright/proto/rpcerr"
 )
 
 // ErrNotMember is wrapped by the error of [Members] about a node that was
@@ -173,6 +175,9 @@ func (ch *Chain) logged(ctx context.Context, c *call, next func(context.Context)
 	case !meant && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
 		st = status.FromContextError(err)
 		err = st.Err()
+	case errors.Is(err, store.ErrUnwritable):
+		ch.log.Error("rpc could not be stored", "method", c.method, "caller", c.caller.Name(), "err", err)
+		return rpcerr.New(codes.Unavailable, "STORE_UNWRITABLE", "the server cannot write to its disk; make room there, then try again")
 	case !meant:
 		ch.log.Error("rpc went wrong", "method", c.method, "caller", c.caller.Name(), "err", err)
 		return internal()

@@ -9,10 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
@@ -41,6 +43,9 @@ type Store struct {
 	requests chan *request
 	ended    chan struct{} // closed by Run when no more writes are taken
 	guard    func(written bool) error
+
+	mu      sync.Mutex
+	problem error // of the last commit that wrote something; guarded by mu
 }
 
 // Option changes how a store works.
@@ -54,6 +59,39 @@ func Guard(f func(written bool) error) Option {
 			s.guard = f
 		}
 	}
+}
+
+// room is what must be free before a store that could not be written counts as
+// writable again: the file grows by 16 MiB at a time.
+const room = 32 << 20
+
+func (s *Store) outcome(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.problem = err
+}
+
+// Writable returns an error that wraps [store.ErrUnwritable] while the disk does
+// not take changes: the last one failed, and there is still no room for another,
+// or not even an empty one can be written.
+func (s *Store) Writable(ctx context.Context) error {
+	if err := s.Update(ctx, func(store.View) (*store.Change, error) { return nil, nil }); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	problem := s.problem
+	s.mu.Unlock()
+	if problem == nil {
+		return nil
+	}
+	var disk unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(s.db.Path()), &disk); err != nil {
+		return fmt.Errorf("look for room on the disk: %w: %w", store.ErrUnwritable, err)
+	}
+	if free := disk.Bavail * uint64(disk.Bsize); free < room {
+		return fmt.Errorf("%d bytes are free: %w: %w", free, store.ErrUnwritable, problem)
+	}
+	return nil
 }
 
 // Create makes the file, which must not exist, and opens it. It is made under

@@ -74,12 +74,12 @@ func (s *Store) commit(group []*request) {
 				results[i] = err
 				continue
 			}
+			wrote = wrote || len(writes) > 0
 			for _, w := range writes {
 				if err := w.do(tx); err != nil {
 					return err
 				}
 			}
-			wrote = wrote || len(writes) > 0
 		}
 		crash.Point("server.store.before")
 		if !wrote {
@@ -93,9 +93,12 @@ func (s *Store) commit(group []*request) {
 	if err == nil && wrote {
 		err = s.guard(true)
 	}
+	if wrote || err != nil {
+		s.outcome(err)
+	}
 	for i, r := range group {
 		if err != nil && results[i] == nil {
-			results[i] = fmt.Errorf("commit to store: %w", err)
+			results[i] = fmt.Errorf("commit to store: %w: %w", store.ErrUnwritable, err)
 		}
 		r.done <- results[i]
 	}
