@@ -1,6 +1,6 @@
 module github.com/gpuaas/millwright
 
-go 1.26.0
+go 1.26.6
 
 require (
 	google.golang.org/grpc v1.85.0
@@ -8,7 +8,8 @@ require (
 )
 
 require (
-	github.com/Microsoft/go-winio v0.6.2 // indirect
+	github.com/Microsoft/go-winio v0.6.3-0.20251027160822-ad3df93bed29 // indirect
+	github.com/containerd/containerd/v2 v2.4.2 // indirect
 	github.com/coreos/go-systemd/v22 v22.7.0 // indirect
 	github.com/go-jose/go-jose/v4 v4.1.5 // indirect
 	github.com/godbus/dbus/v5 v5.2.4 // indirect

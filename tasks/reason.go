@@ -18,6 +18,8 @@ const (
 	ReasonCommandNotStarted = "COMMAND_NOT_STARTED"
 	// ReasonBusy is a mount that could not be unmounted because it is in use.
 	ReasonBusy = "BUSY"
+	// ReasonContainerEnded is a container that ended as soon as it was started.
+	ReasonContainerEnded = "CONTAINER_ENDED"
 )
 
 // ReasonError is an error of a step with a code of its own. The executor finds

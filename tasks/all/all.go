@@ -3,6 +3,7 @@ package all
 
 import (
 	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/container"
 	"github.com/gpuaas/millwright/tasks/step"
 	"github.com/gpuaas/millwright/tasks/storage"
 	"github.com/gpuaas/millwright/tasks/system"
@@ -13,6 +14,8 @@ import (
 func Registry() *tasks.Registry {
 	r := tasks.NewRegistry()
 	step.Register(r)
+	tasks.Add(r, container.RunInfo(), container.Run{})
+	tasks.Add(r, container.StopInfo(), container.Stop{})
 	tasks.Add(r, storage.MountInfo(), storage.Mount{})
 	tasks.Add(r, storage.UnmountInfo(), storage.Unmount{})
 	tasks.Add(r, system.CommandInfo(), system.Command{})

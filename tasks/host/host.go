@@ -33,6 +33,9 @@ var (
 	ErrBusy = errors.New("in use")
 	// ErrNoUnit is returned for a unit that systemd does not know.
 	ErrNoUnit = errors.New("no such unit")
+	// ErrNotOurs is wrapped by the error of a change to a container that Millwright
+	// did not make: nothing was changed.
+	ErrNotOurs = errors.New("not made by Millwright")
 	// ErrJob is wrapped by the error of a unit that did not reach the state that
 	// was asked for. The message has the unit's Result and last log lines.
 	ErrJob = errors.New("unit did not reach the state")
@@ -133,6 +136,56 @@ type MountReader interface {
 	Users(ctx context.Context, target string) ([]Use, error)
 }
 
+// ContainerStatus is what is known of a container by its name.
+type ContainerStatus struct {
+	Exists bool // there is one, or the rest of one
+	Ours   bool // Millwright made it
+	// Running says that its first process runs. One that was made and not
+	// started does not, nor one that is paused.
+	Running bool
+	// State is how the runtime names it: running, created, stopped, paused ...;
+	// none when it was made and never started, or not since the node booted.
+	State string
+	// Record is what [ContainerController.CreateContainer] was given, or nothing
+	// when it cannot be read.
+	Record []byte
+	// Image is the digest of its image.
+	Image string
+	// Process tells one run of it from all others: two runs differ.
+	Process string
+	PID     int
+	// ControlGroup is where its process runs.
+	ControlGroup string
+	// ExitCode is how it ended, when it has; from 128 on mostly 128 and a signal.
+	ExitCode int
+	// OOMKilled says that the kernel ended it for want of memory. It is only
+	// known of one that ended while somebody looked.
+	OOMKilled bool
+	// LastLines are the last lines that it wrote, when it does not run.
+	LastLines []string
+}
+
+// ImageStatus is what is known of an image by its digest.
+type ImageStatus struct {
+	Present bool
+	// Users are the containers made from it, sorted.
+	Users []string
+}
+
+// ContainerReader looks at the containers and images of Millwright's own
+// namespace. Its methods wait a while for a runtime that does not answer.
+type ContainerReader interface {
+	// Container returns the status of a container. One that is not there has
+	// Exists false, and no error.
+	Container(ctx context.Context, name string) (ContainerStatus, error)
+	// Image returns the status of an image.
+	Image(ctx context.Context, digest string) (ImageStatus, error)
+	// ImageArchive returns the digests of the images in an OCI archive, sorted. A
+	// missing file is fs.ErrNotExist; one that is no OCI archive is another error
+	// that wraps [fs.ErrInvalid].
+	ImageArchive(ctx context.Context, path string) ([]string, error)
+}
+
 // Facts are what a node is.
 type Facts interface {
 	// BootID returns the kernel's boot id.
@@ -152,6 +205,7 @@ type Reader interface {
 	FileReader
 	UnitReader
 	MountReader
+	ContainerReader
 	Facts
 }
 
@@ -173,6 +227,10 @@ type Prober interface {
 	ProbeRead(ctx context.Context, dir string) error
 	// ProbeCapacity asks the file system at dir for its size.
 	ProbeCapacity(ctx context.Context, dir string) (Capacity, error)
+	// ProbeContainer looks at a container twice, a short time apart. When one and
+	// the same process runs both times, and in the container's own control group,
+	// it returns that it runs; otherwise what became of it.
+	ProbeContainer(ctx context.Context, name string) (ContainerStatus, error)
 }
 
 // FileWriter changes files. What it did is durable when it returns: it syncs
@@ -203,6 +261,53 @@ type UnitController interface {
 	StopUnit(ctx context.Context, name string) error
 	// SetUnitEnabled enables or disables a unit for the next boot.
 	SetUnitEnabled(ctx context.Context, name string, enabled bool) error
+}
+
+// ContainerMount shows a path of the node in a container.
+type ContainerMount struct {
+	Source, Target string
+	ReadOnly       bool
+}
+
+// Container is what a container is made from.
+type Container struct {
+	Name         string
+	Image        string // digest
+	Argv         []string
+	Environment  []string // KEY=VALUE, over the image's
+	Dir          string   // unset: the image's
+	User         string   // UID or UID:GID; unset: the image's
+	Mounts       []ContainerMount
+	ReadOnlyRoot bool
+	HostNetwork  bool
+	MemoryBytes  uint64        // 0: no limit
+	CPUMillis    uint32        // 0: no limit
+	StopGrace    time.Duration // from its stop signal until it is killed
+	// Record is kept with the container and given back with its status.
+	Record []byte
+}
+
+// ContainerController changes the containers and images of Millwright's own
+// namespace, and nothing else of the runtime. A change to a container that
+// Millwright did not make is an error that wraps [ErrNotOurs].
+type ContainerController interface {
+	// ImportImage brings the image with the digest from an OCI archive into the
+	// store, ready to be run. One that is there stays as it is. What does not
+	// match its digest is an error.
+	ImportImage(ctx context.Context, archive, digest string) error
+	// RemoveImage removes an image, if it is there and no container uses it.
+	RemoveImage(ctx context.Context, digest string) error
+	// CreateContainer makes a container and does not start it. Whatever was left
+	// of an earlier one with the name is cleared away first, but one that is
+	// there already with another record is fs.ErrExist. An image that is not in
+	// the store is fs.ErrNotExist.
+	CreateContainer(ctx context.Context, c Container) error
+	// StartContainer starts a container that was made. One that runs stays as it
+	// is.
+	StartContainer(ctx context.Context, name string) error
+	// RemoveContainer stops a container, with its grace, and removes it with all
+	// that it wrote, if it is there.
+	RemoveContainer(ctx context.Context, name string) error
 }
 
 // Command is a program to run under the shim.
@@ -259,5 +364,6 @@ type Host interface {
 	Prober
 	FileWriter
 	UnitController
+	ContainerController
 	Commander
 }

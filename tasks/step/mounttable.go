@@ -119,3 +119,25 @@ func access(readOnly bool) string {
 	}
 	return "rw"
 }
+
+// local are the file system types that answer as long as the machine does. A
+// path on any other type is not looked at: that could hang for ever.
+var local = []string{
+	"bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs",
+	"reiserfs", "rootfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
+}
+
+// MayHang returns the mount on which a path lies, when a look at the path could
+// hang. The root is not such a mount: without it nothing works anyway.
+func MayHang(table []host.Mount, p string) (host.Mount, bool) {
+	m, ok := MountOver(table, p)
+	if !ok || m.Target == "/" {
+		return m, false
+	}
+	for _, t := range local {
+		if m.FSType == t {
+			return m, false
+		}
+	}
+	return m, true
+}

@@ -22,6 +22,12 @@ func Register(r *tasks.Registry) {
 	tasks.AddStep(r, idempotent("dir.make"), MakeDir)
 	tasks.AddStep(r, idempotent("unit.set"), SetUnit)
 	tasks.AddStep(r, idempotent("mount.set"), SetMount)
+	tasks.AddStep(r, idempotent("image.import"), ImportImage)
+	tasks.AddStep(r, idempotent("image.remove"), RemoveImage)
+	tasks.AddStep(r, tasks.StepInfo{
+		Type: "container.start", Revision: 1, Effect: taskv1.Effect_EFFECT_CHECK_THEN_ACT, Undoable: true,
+	}, StartContainer)
+	tasks.AddStep(r, idempotent("container.remove"), RemoveContainer)
 	tasks.AddStep(r, tasks.StepInfo{
 		Type: "command.run", Revision: 1, Effect: taskv1.Effect_EFFECT_AT_MOST_ONCE,
 	}, RunCommand)

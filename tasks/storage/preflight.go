@@ -12,28 +12,6 @@ import (
 	"github.com/gpuaas/millwright/tasks/step"
 )
 
-// local are the file system types that answer as long as the machine does. A
-// path on any other type is not looked at: that could hang for ever.
-var local = []string{
-	"bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs",
-	"reiserfs", "rootfs", "squashfs", "tmpfs", "vfat", "xfs", "zfs",
-}
-
-// mayHang returns the mount on which a path lies, when a look at the path could
-// hang. The root is not such a mount: without it nothing works anyway.
-func mayHang(table []host.Mount, p string) (host.Mount, bool) {
-	m, ok := step.MountOver(table, p)
-	if !ok || m.Target == "/" {
-		return m, false
-	}
-	for _, t := range local {
-		if m.FSType == t {
-			return m, false
-		}
-	}
-	return m, true
-}
-
 // preflight refuses a spec that the node is not fit for, and says whether the
 // mount point has to be made.
 func (s *survey) preflight(ctx context.Context, h host.Reader, spec *storagev1.MountSpec) (missing bool, err error) {
@@ -63,7 +41,7 @@ func (s *survey) preflight(ctx context.Context, h host.Reader, spec *storagev1.M
 // says whether one of them is missing.
 func (s *survey) checkDirectory(ctx context.Context, h host.Reader) (missing bool, err error) {
 	parent := path.Dir(s.target)
-	if m, bad := mayHang(s.table, parent); bad {
+	if m, bad := step.MayHang(s.table, parent); bad {
 		return false, unfit("mount point %s lies on %s of type %s at %s, which may stop answering: choose a mount point on a local file system",
 			s.target, m.Source, m.FSType, m.Target)
 	}
@@ -95,7 +73,7 @@ func (s *survey) checkDirectory(ctx context.Context, h host.Reader) (missing boo
 // lies on another file system is left to the mount itself and its check.
 func (s *survey) checkBindSource(ctx context.Context, h host.Reader, source string) error {
 	for _, p := range step.Ancestry(source) {
-		if _, bad := mayHang(s.table, p); bad {
+		if _, bad := step.MayHang(s.table, p); bad {
 			return nil
 		}
 		missing, err := checkComponent(ctx, h, "bind source "+source, p)

@@ -19,7 +19,8 @@ type ends struct {
 }
 
 // ends computes them: the node before the task, and after a run without
-// trouble; both after a reboot when one is part of the question.
+// trouble; both after a reboot when one is part of the question, once the agent
+// has started the containers that intents want.
 func (s suite) ends(ctx context.Context, reboot bool) (ends, Outcome, error) {
 	n, err := s.c.node(ctx, s.reg)
 	if err != nil {
@@ -34,8 +35,10 @@ func (s suite) ends(ctx context.Context, reboot bool) (ends, Outcome, error) {
 		return ends{}, Outcome{}, err
 	}
 	if reboot {
-		n.Reboot()
-		before.Reboot()
+		for _, n := range []*fakehost.Node{n, before} {
+			n.Reboot()
+			n.RestartContainers()
+		}
 	}
 	e := ends{was: before.Dump()}
 	if o.State == succeeded {
@@ -82,6 +85,9 @@ func (s suite) crash(ctx context.Context, reboot bool, tr trouble) error {
 		o, _, err := s.life(ctx, r, n, s.task(1), trouble{})
 		if err != nil {
 			return fmt.Errorf("killed at point %d (%s), then: %w", at, where, err)
+		}
+		if reboot {
+			n.RestartContainers()
 		}
 		if s.kind().Class == tasks.Action {
 			err = s.actionEnd(o, n, clean)

@@ -1,5 +1,6 @@
 // Package fakehost is a node in memory. It has files, mounts, a systemd that
-// understands mount units and simple services, and commands that are counted.
+// understands mount units and simple services, commands that are counted, and a
+// container runtime.
 // It passes the suite of package hosttest, as the real node does, and can be
 // made to fail or to stop before and after each call.
 //
@@ -47,6 +48,11 @@ type Node struct {
 	commands  map[commandKey]*command
 	runs      map[string]int // how often a command was started
 	base      map[string]entry
+
+	images        map[string]bool // by digest
+	containers    map[string]*container
+	containerRuns int
+	endings       map[string]ending // of containers that end at once, by their arguments
 }
 
 type entry struct {
@@ -70,6 +76,7 @@ func New() *Node {
 		volumes: map[string]string{}, hung: map[string]bool{},
 		loaded: map[string]unit{}, unnoticed: map[string]bool{}, failed: map[string]string{}, services: map[string]bool{},
 		results: map[string]Result{}, commands: map[commandKey]*command{}, runs: map[string]int{},
+		images: map[string]bool{}, containers: map[string]*container{}, endings: map[string]ending{},
 	}
 	n.mountBase()
 	for _, p := range []string{"/etc/systemd/system", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/bin", "/sbin",
@@ -118,6 +125,9 @@ func (n *Node) Reboot() {
 	clear(n.unnoticed)
 	n.uses, n.loaded, n.failed, n.services = nil, map[string]unit{}, map[string]string{}, map[string]bool{}
 	n.mountBase()
+	for _, c := range n.containers {
+		c.run, c.state = 0, "" // their records stay, and nothing starts them
+	}
 	var wanted []string
 	for k := range n.entries {
 		if dir := path.Dir(k); strings.HasPrefix(dir, rootDev+"|"+unitDir+"/") && strings.HasSuffix(dir, ".wants") {

@@ -25,6 +25,9 @@ import (
 //	edit PATH OLD NEW               reload
 //	enable UNIT                     disable UNIT                reboot
 //	unnoticed UNIT active|inactive: what systemd wrongly takes it to be
+//	archive PATH DIGEST...          foreign NAME: a container that is not ours
+//	ends exit=N|oom ARGUMENTS...: containers that end at once
+//	die NAME: a container ends
 //
 // Empty lines and those that begin with # are left out.
 func (n *Node) Do(script string) error {
@@ -77,7 +80,7 @@ func arity(verb string) (least, most int) {
 	switch verb {
 	case "reload":
 		return 0, 0
-	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "enable", "disable":
+	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "enable", "disable", "foreign", "die":
 		return 1, 1
 	case "dir":
 		return 1, 2
@@ -85,7 +88,7 @@ func arity(verb string) (least, most int) {
 		return 2, 2
 	case "file", "mount", "busy", "edit":
 		return 3, 3
-	case "result":
+	case "result", "archive", "ends":
 		return 2, 256
 	default:
 		return 1, 0
@@ -101,6 +104,8 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doFile(verb, a)
 	case "mount", "bind", "umount", "remount":
 		return n.doMount(verb, a)
+	case "archive", "foreign", "ends", "die":
+		return n.doContainer(verb, a)
 	case "result":
 		return n.doResult(a[0], strings.Join(a[1:], " "))
 	case "user":
@@ -260,6 +265,7 @@ func (n *Node) Dump() string {
 	for _, a := range slices.Sorted(maps.Keys(n.runs)) {
 		lines = append(lines, fmt.Sprintf("started %d %s", n.runs[a], a))
 	}
+	lines = append(lines, n.dumpContainers()...)
 	return strings.Join(append(lines, ""), "\n")
 }
 

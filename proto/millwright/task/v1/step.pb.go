@@ -857,6 +857,492 @@ func (x *OutputSummary) GetOpenAtEnd() bool {
 	return false
 }
 
+// ImageImportStep (image.import) brings an image into the node's store.
+type ImageImportStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// sha256: and 64 hexadecimal digits: the digest of its manifest or index.
+	Digest string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	// The path on the node of the archive that holds it.
+	OciArchive    string `protobuf:"bytes,2,opt,name=oci_archive,json=ociArchive,proto3" json:"oci_archive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageImportStep) Reset() {
+	*x = ImageImportStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageImportStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageImportStep) ProtoMessage() {}
+
+func (x *ImageImportStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageImportStep.ProtoReflect.Descriptor instead.
+func (*ImageImportStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ImageImportStep) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ImageImportStep) GetOciArchive() string {
+	if x != nil {
+		return x.OciArchive
+	}
+	return ""
+}
+
+// ImageRemoveStep (image.remove) removes an image that no container uses.
+type ImageRemoveStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in the ImageImportStep.
+	Digest string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	// The archive from which it comes back when the step is undone.
+	OciArchive    string `protobuf:"bytes,2,opt,name=oci_archive,json=ociArchive,proto3" json:"oci_archive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageRemoveStep) Reset() {
+	*x = ImageRemoveStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageRemoveStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageRemoveStep) ProtoMessage() {}
+
+func (x *ImageRemoveStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageRemoveStep.ProtoReflect.Descriptor instead.
+func (*ImageRemoveStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ImageRemoveStep) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ImageRemoveStep) GetOciArchive() string {
+	if x != nil {
+		return x.OciArchive
+	}
+	return ""
+}
+
+// ImageObserved is what an image step found before it acted.
+type ImageObserved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether the image was in the node's store.
+	Present       bool `protobuf:"varint,1,opt,name=present,proto3" json:"present,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageObserved) Reset() {
+	*x = ImageObserved{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageObserved) ProtoMessage() {}
+
+func (x *ImageObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageObserved.ProtoReflect.Descriptor instead.
+func (*ImageObserved) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ImageObserved) GetPresent() bool {
+	if x != nil {
+		return x.Present
+	}
+	return false
+}
+
+// ContainerStartStep (container.start) makes a container and starts it. What was
+// there under the name is replaced. Its bytes are kept with the container, to
+// tell whether it is as it should be and to bring it back.
+type ContainerStartStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The digest of the image's manifest or index.
+	ImageDigest string `protobuf:"bytes,2,opt,name=image_digest,json=imageDigest,proto3" json:"image_digest,omitempty"`
+	// The archive that the image comes from.
+	OciArchive string `protobuf:"bytes,3,opt,name=oci_archive,json=ociArchive,proto3" json:"oci_archive,omitempty"`
+	// The program and its arguments; unset: the image's.
+	Argv []string `protobuf:"bytes,4,rep,name=argv,proto3" json:"argv,omitempty"`
+	// KEY=VALUE, over the image's.
+	Environment []string `protobuf:"bytes,5,rep,name=environment,proto3" json:"environment,omitempty"`
+	// The working directory; unset: the image's.
+	WorkingDirectory string `protobuf:"bytes,6,opt,name=working_directory,json=workingDirectory,proto3" json:"working_directory,omitempty"`
+	// UID or UID:GID; unset: the image's.
+	User string `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
+	// What it sees of the node.
+	Mounts []*ContainerMount `protobuf:"bytes,8,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	// Whether nothing can be written outside the mounts.
+	ReadOnlyRoot bool `protobuf:"varint,9,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"`
+	// Whether it has the node's network; otherwise it has none.
+	HostNetwork bool `protobuf:"varint,10,opt,name=host_network,json=hostNetwork,proto3" json:"host_network,omitempty"`
+	// The most memory in bytes; 0: no limit.
+	MemoryBytes uint64 `protobuf:"varint,11,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// The most processor time in thousandths of a processor; 0: no limit.
+	CpuMillis uint32 `protobuf:"varint,12,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
+	// How long it has to end, after its stop signal, until it is killed.
+	StopGrace     *durationpb.Duration `protobuf:"bytes,13,opt,name=stop_grace,json=stopGrace,proto3" json:"stop_grace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerStartStep) Reset() {
+	*x = ContainerStartStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerStartStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerStartStep) ProtoMessage() {}
+
+func (x *ContainerStartStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerStartStep.ProtoReflect.Descriptor instead.
+func (*ContainerStartStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ContainerStartStep) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ContainerStartStep) GetImageDigest() string {
+	if x != nil {
+		return x.ImageDigest
+	}
+	return ""
+}
+
+func (x *ContainerStartStep) GetOciArchive() string {
+	if x != nil {
+		return x.OciArchive
+	}
+	return ""
+}
+
+func (x *ContainerStartStep) GetArgv() []string {
+	if x != nil {
+		return x.Argv
+	}
+	return nil
+}
+
+func (x *ContainerStartStep) GetEnvironment() []string {
+	if x != nil {
+		return x.Environment
+	}
+	return nil
+}
+
+func (x *ContainerStartStep) GetWorkingDirectory() string {
+	if x != nil {
+		return x.WorkingDirectory
+	}
+	return ""
+}
+
+func (x *ContainerStartStep) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ContainerStartStep) GetMounts() []*ContainerMount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+func (x *ContainerStartStep) GetReadOnlyRoot() bool {
+	if x != nil {
+		return x.ReadOnlyRoot
+	}
+	return false
+}
+
+func (x *ContainerStartStep) GetHostNetwork() bool {
+	if x != nil {
+		return x.HostNetwork
+	}
+	return false
+}
+
+func (x *ContainerStartStep) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *ContainerStartStep) GetCpuMillis() uint32 {
+	if x != nil {
+		return x.CpuMillis
+	}
+	return 0
+}
+
+func (x *ContainerStartStep) GetStopGrace() *durationpb.Duration {
+	if x != nil {
+		return x.StopGrace
+	}
+	return nil
+}
+
+// ContainerMount shows a file or directory of the node in a container.
+type ContainerMount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The path on the node.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// The path in the container.
+	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	// Whether the container cannot write to it.
+	ReadOnly      bool `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerMount) Reset() {
+	*x = ContainerMount{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerMount) ProtoMessage() {}
+
+func (x *ContainerMount) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerMount.ProtoReflect.Descriptor instead.
+func (*ContainerMount) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ContainerMount) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *ContainerMount) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *ContainerMount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+// ContainerRemoveStep (container.remove) stops a container and removes it.
+type ContainerRemoveStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerRemoveStep) Reset() {
+	*x = ContainerRemoveStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerRemoveStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerRemoveStep) ProtoMessage() {}
+
+func (x *ContainerRemoveStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerRemoveStep.ProtoReflect.Descriptor instead.
+func (*ContainerRemoveStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ContainerRemoveStep) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// ContainerObserved is what a container step found before it acted.
+type ContainerObserved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether there was a container of ours with the name.
+	Exists bool `protobuf:"varint,1,opt,name=exists,proto3" json:"exists,omitempty"`
+	// Whether it ran.
+	Running bool `protobuf:"varint,2,opt,name=running,proto3" json:"running,omitempty"`
+	// What it was made from; unset when that cannot be read.
+	Setup         *ContainerStartStep `protobuf:"bytes,3,opt,name=setup,proto3" json:"setup,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerObserved) Reset() {
+	*x = ContainerObserved{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerObserved) ProtoMessage() {}
+
+func (x *ContainerObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerObserved.ProtoReflect.Descriptor instead.
+func (*ContainerObserved) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ContainerObserved) GetExists() bool {
+	if x != nil {
+		return x.Exists
+	}
+	return false
+}
+
+func (x *ContainerObserved) GetRunning() bool {
+	if x != nil {
+		return x.Running
+	}
+	return false
+}
+
+func (x *ContainerObserved) GetSetup() *ContainerStartStep {
+	if x != nil {
+		return x.Setup
+	}
+	return nil
+}
+
 var File_millwright_task_v1_step_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_step_proto_rawDesc = "" +
@@ -921,7 +1407,45 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"headSha256\x12\x1f\n" +
 	"\vtail_sha256\x18\x05 \x01(\fR\n" +
 	"tailSha256\x12\x1e\n" +
-	"\vopen_at_end\x18\x06 \x01(\bR\topenAtEnd*\x8e\x01\n" +
+	"\vopen_at_end\x18\x06 \x01(\bR\topenAtEnd\"J\n" +
+	"\x0fImageImportStep\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1f\n" +
+	"\voci_archive\x18\x02 \x01(\tR\n" +
+	"ociArchive\"J\n" +
+	"\x0fImageRemoveStep\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1f\n" +
+	"\voci_archive\x18\x02 \x01(\tR\n" +
+	"ociArchive\")\n" +
+	"\rImageObserved\x12\x18\n" +
+	"\apresent\x18\x01 \x01(\bR\apresent\"\xe4\x03\n" +
+	"\x12ContainerStartStep\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
+	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x12\x1f\n" +
+	"\voci_archive\x18\x03 \x01(\tR\n" +
+	"ociArchive\x12\x12\n" +
+	"\x04argv\x18\x04 \x03(\tR\x04argv\x12 \n" +
+	"\venvironment\x18\x05 \x03(\tR\venvironment\x12+\n" +
+	"\x11working_directory\x18\x06 \x01(\tR\x10workingDirectory\x12\x12\n" +
+	"\x04user\x18\a \x01(\tR\x04user\x12:\n" +
+	"\x06mounts\x18\b \x03(\v2\".millwright.task.v1.ContainerMountR\x06mounts\x12$\n" +
+	"\x0eread_only_root\x18\t \x01(\bR\freadOnlyRoot\x12!\n" +
+	"\fhost_network\x18\n" +
+	" \x01(\bR\vhostNetwork\x12!\n" +
+	"\fmemory_bytes\x18\v \x01(\x04R\vmemoryBytes\x12\x1d\n" +
+	"\n" +
+	"cpu_millis\x18\f \x01(\rR\tcpuMillis\x128\n" +
+	"\n" +
+	"stop_grace\x18\r \x01(\v2\x19.google.protobuf.DurationR\tstopGrace\"]\n" +
+	"\x0eContainerMount\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\")\n" +
+	"\x13ContainerRemoveStep\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x83\x01\n" +
+	"\x11ContainerObserved\x12\x16\n" +
+	"\x06exists\x18\x01 \x01(\bR\x06exists\x12\x18\n" +
+	"\arunning\x18\x02 \x01(\bR\arunning\x12<\n" +
+	"\x05setup\x18\x03 \x01(\v2&.millwright.task.v1.ContainerStartStepR\x05setup*\x8e\x01\n" +
 	"\n" +
 	"UnitAction\x12\x1b\n" +
 	"\x17UNIT_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -943,7 +1467,7 @@ func file_millwright_task_v1_step_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_millwright_task_v1_step_proto_goTypes = []any{
 	(UnitAction)(0),             // 0: millwright.task.v1.UnitAction
 	(*WriteFileStep)(nil),       // 1: millwright.task.v1.WriteFileStep
@@ -956,20 +1480,30 @@ var file_millwright_task_v1_step_proto_goTypes = []any{
 	(*CommandStep)(nil),         // 8: millwright.task.v1.CommandStep
 	(*CommandOutcome)(nil),      // 9: millwright.task.v1.CommandOutcome
 	(*OutputSummary)(nil),       // 10: millwright.task.v1.OutputSummary
-	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
+	(*ImageImportStep)(nil),     // 11: millwright.task.v1.ImageImportStep
+	(*ImageRemoveStep)(nil),     // 12: millwright.task.v1.ImageRemoveStep
+	(*ImageObserved)(nil),       // 13: millwright.task.v1.ImageObserved
+	(*ContainerStartStep)(nil),  // 14: millwright.task.v1.ContainerStartStep
+	(*ContainerMount)(nil),      // 15: millwright.task.v1.ContainerMount
+	(*ContainerRemoveStep)(nil), // 16: millwright.task.v1.ContainerRemoveStep
+	(*ContainerObserved)(nil),   // 17: millwright.task.v1.ContainerObserved
+	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
 }
 var file_millwright_task_v1_step_proto_depIdxs = []int32{
 	0,  // 0: millwright.task.v1.UnitStep.action:type_name -> millwright.task.v1.UnitAction
 	0,  // 1: millwright.task.v1.MountUnitStep.action:type_name -> millwright.task.v1.UnitAction
-	11, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
-	11, // 3: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
+	18, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
+	18, // 3: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
 	10, // 4: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
 	10, // 5: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
-	6,  // [6:6] is the sub-list for method output_type
-	6,  // [6:6] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	15, // 6: millwright.task.v1.ContainerStartStep.mounts:type_name -> millwright.task.v1.ContainerMount
+	18, // 7: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
+	14, // 8: millwright.task.v1.ContainerObserved.setup:type_name -> millwright.task.v1.ContainerStartStep
+	9,  // [9:9] is the sub-list for method output_type
+	9,  // [9:9] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_step_proto_init() }
@@ -983,7 +1517,7 @@ func file_millwright_task_v1_step_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_step_proto_rawDesc), len(file_millwright_task_v1_step_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
