@@ -89,7 +89,7 @@ func (s startContainer) Apply(ctx context.Context, h host.Host) ([]byte, error) 
 		}
 	}
 	// A container that ends at once fails here, while its end can be told.
-	if st, err = h.ProbeContainer(ctx, s.args.GetName()); err != nil {
+	if st, err = h.Container(ctx, s.args.GetName()); err != nil {
 		return nil, err
 	}
 	if !st.Running {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/configfile"
+	"github.com/gpuaas/millwright/agent/internal/containerlog"
 	"github.com/gpuaas/millwright/agent/internal/gate"
 	"github.com/gpuaas/millwright/agent/internal/shim"
 	"github.com/gpuaas/millwright/agent/internal/state"
@@ -42,7 +43,7 @@ func Main(ctx context.Context, version string, args []string, stdout, stderr io.
 func (a *app) root() *cobra.Command {
 	root := group("millwrightd", "The agent of a node: it takes signed tasks and carries them out",
 		a.runCmd(), a.joinCmd(), a.statusCmd(), a.journalCmd(), a.taskCmd(),
-		a.configCmd(), a.policyCmd(), a.versionCmd(), a.shimCmd(), a.probeCmd(), a.verifyStateCmd())
+		a.configCmd(), a.policyCmd(), a.versionCmd(), a.shimCmd(), a.containerLogCmd(), a.probeCmd(), a.verifyStateCmd())
 	root.AddCommand(a.faultCmds()...)
 	root.Long = root.Short + `.
 
@@ -135,6 +136,14 @@ func (a *app) shimCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "shim DIRECTORY", Short: "Run a command of a task; the agent uses it", Hidden: true, DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error { return exitWith(shim.Main(args, a.err)) },
+	}
+}
+
+// containerLogCmd keeps the output of a container, for its shim.
+func (a *app) containerLogCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "container-log DIRECTORY", Short: "Keep the output of a container; its shim uses it", Hidden: true, DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error { return exitWith(containerlog.Main(args, a.err)) },
 	}
 }
 

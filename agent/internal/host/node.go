@@ -5,12 +5,15 @@ package nodehost
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/host/command"
+	"github.com/gpuaas/millwright/agent/internal/host/containerd"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
@@ -21,7 +24,8 @@ import (
 
 // Config is what a [Node] needs.
 type Config struct {
-	// StateDir holds the commands' directories, below commands/.
+	// StateDir holds the commands' directories, below commands/, and those of
+	// containers, below containers/.
 	StateDir string
 	// Executable is the absolute path of millwrightd, which serves as the shim
 	// and as the probe child. It must be able to start after an upgrade too:
@@ -65,6 +69,9 @@ func New(cfg Config) *Node {
 		}),
 		surface: &surface{
 			Conn: sd, Table: table, files: files.New(),
+			Runtime: containerd.New(containerd.Config{
+				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd, Logger: cfg.Logger,
+			}),
 			probe: prober{children: children, executable: cfg.Executable, timeout: cfg.ProbeTimeout},
 		},
 	}
@@ -109,9 +116,9 @@ func (n *Node) Commands() ([]shim.ID, error) { return n.commands.List() }
 // what is not there is no error.
 func (n *Node) DeleteCommands(taskID string) error { return n.commands.Delete(taskID) }
 
-// Close ends the connection to systemd and waits until ctx ends at most for
-// children that were killed. Commands go on.
+// Close ends the connections to systemd and containerd and waits until ctx ends at most for
+// children that were killed. Commands and containers go on.
 func (n *Node) Close(ctx context.Context) error {
 	n.systemd.Close()
-	return n.children.Wait(ctx)
+	return errors.Join(n.surface.Runtime.Close(), n.children.Wait(ctx))
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/agent/internal/containerlog"
 	nodehost "github.com/gpuaas/millwright/agent/internal/host"
 	"github.com/gpuaas/millwright/agent/internal/shim"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -30,6 +31,8 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case "shim":
 			os.Exit(shim.Main(os.Args[2:], os.Stderr))
+		case "container-log":
+			os.Exit(containerlog.Main(os.Args[2:], os.Stderr))
 		case "probe":
 			os.Exit(child.ProbeMain(os.Args[2:], os.Stdout, os.Stderr))
 		}

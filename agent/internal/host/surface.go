@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/host/command"
+	"github.com/gpuaas/millwright/agent/internal/host/containerd"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
@@ -24,6 +25,7 @@ import (
 type surface struct {
 	*systemd.Conn
 	*mounts.Table
+	*containerd.Runtime
 	files *files.Files
 	probe prober
 }
