@@ -27,6 +27,7 @@ func TestHostSuite(t *testing.T) {
 		},
 		Occupy:  occupy,
 		Started: started,
+		Image:   image,
 	})
 }
 

@@ -33,6 +33,8 @@ func TestMain(m *testing.M) {
 			os.Exit(shim.Main(os.Args[2:], os.Stderr))
 		case "container-log":
 			os.Exit(containerlog.Main(os.Args[2:], os.Stderr))
+		case "run", "exit", "hog":
+			os.Exit(program(os.Args[1:]))
 		case "probe":
 			os.Exit(child.ProbeMain(os.Args[2:], os.Stdout, os.Stderr))
 		}

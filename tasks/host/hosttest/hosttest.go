@@ -31,6 +31,11 @@ type Env struct {
 	// Started returns how often the command argv was started, which appends a
 	// line to file each time it runs.
 	Started func(t testing.TB, argv []string, file string) int
+	// Image returns an OCI archive with one image, outside Dir, and its digest.
+	// The image has a program /program: with the argument run it runs until it
+	// gets SIGTERM; with exit and a number it writes last words to its standard
+	// error and ends with that code.
+	Image func(t testing.TB) (archive, digest string)
 }
 
 // Run puts a node to the suite. It leaves the node as it found it.
@@ -51,6 +56,9 @@ func Run(t *testing.T, env Env) {
 	t.Run("command that fails", e.failingCommand)
 	t.Run("command that cannot start", e.noProgram)
 	t.Run("command that is stopped", e.stoppedCommand)
+	t.Run("container", e.containers)
+	t.Run("container that ends", e.endingContainer)
+	t.Run("image archive", e.archives)
 }
 
 type suite struct {

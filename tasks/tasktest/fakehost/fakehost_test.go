@@ -24,6 +24,8 @@ func TestConformance(t *testing.T) {
 	exit7, sleep := hosttest.Argv()
 	do(t, n, "program /bin/sh\nprogram /bin/true\nprogram /bin/false\nprogram /bin/sleep\ndir /srv/test-dir")
 	do(t, n, "result exit=1 /bin/false\nresult exit=7 "+strings.Join(exit7, " ")+"\nresult block "+strings.Join(sleep, " "))
+	digest := "sha256:" + strings.Repeat("a", 64)
+	do(t, n, "archive /opt/image.tar "+digest+"\nends exit=3 /program exit 3")
 	was := n.Dump()
 	hosts := n.Hosts(nil)
 	hosttest.Run(t, hosttest.Env{
@@ -34,6 +36,7 @@ func TestConformance(t *testing.T) {
 			return 4711, func() { do(t, n, "idle "+dir) }
 		},
 		Started: func(_ testing.TB, argv []string, _ string) int { return n.Runs(argv...) },
+		Image:   func(testing.TB) (string, string) { return "/opt/image.tar", digest },
 	})
 	if got := n.Dump(); !strings.HasPrefix(got, was) || strings.Contains(strings.TrimPrefix(got, was), "file") {
 		t.Errorf("the suite left\n%s\nof\n%s", got, was)
