@@ -53,7 +53,7 @@ func renderFields(b *strings.Builder, m proto.Message) {
 			}
 		case fd.IsList():
 			for j := range v.List().Len() {
-				fmt.Fprintf(b, "    %s: %v\n", fd.Name(), v.List().Get(j))
+				fmt.Fprintf(b, "    %s: %s\n", fd.Name(), renderItem(fd, v.List().Get(j)))
 			}
 		case fd.Kind() == protoreflect.EnumKind:
 			fmt.Fprintf(b, "    %s: %s\n", fd.Name(), fd.Enum().Values().ByNumber(v.Enum()).Name())
@@ -65,6 +65,21 @@ func renderFields(b *strings.Builder, m proto.Message) {
 			fmt.Fprintf(b, "    %s: %v\n", fd.Name(), v)
 		}
 	}
+}
+
+// renderItem prints an element of a list on one line.
+func renderItem(fd protoreflect.FieldDescriptor, v protoreflect.Value) string {
+	if fd.Message() == nil {
+		return v.String()
+	}
+	var parts []string
+	fields := fd.Message().Fields()
+	for i := range fields.Len() {
+		if f := fields.Get(i); v.Message().Has(f) {
+			parts = append(parts, fmt.Sprintf("%s=%v", f.Name(), v.Message().Get(f)))
+		}
+	}
+	return strings.Join(parts, " ")
 }
 
 // renderOutcome prints how a task ended for a golden file.

@@ -36,6 +36,9 @@ var rules = []rule{
 		reason: "the host interfaces are about a node and nothing else",
 	},
 	{
+		from: "tasks/container", deny: domainDenied, reason: domainReason,
+	},
+	{
 		from: "tasks/storage", deny: domainDenied, reason: domainReason,
 	},
 	{
@@ -45,7 +48,7 @@ var rules = []rule{
 		from: "tasks/task", deny: domainDenied, reason: domainReason,
 	},
 	{
-		from: "tasks/step", deny: append([]string{"tasks/storage*", "tasks/system*", "tasks/task*"}, domainDenied...),
+		from: "tasks/step", deny: append([]string{"tasks/container*", "tasks/storage*", "tasks/system*", "tasks/task*"}, domainDenied...),
 		reason: "library steps are data and go through the host interfaces only",
 	},
 	{

@@ -19,6 +19,7 @@ import (
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
+	containerv1 "github.com/gpuaas/millwright/proto/millwright/container/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
@@ -52,6 +53,8 @@ var frozen = []protoreflect.FileDescriptor{
 	nodev1.File_millwright_node_v1_node_proto,
 	nodev1.File_millwright_node_v1_bundle_proto,
 	serverv1.File_millwright_server_v1_store_proto,
+	containerv1.File_millwright_container_v1_run_proto,
+	containerv1.File_millwright_container_v1_stop_proto,
 	storagev1.File_millwright_storage_v1_mount_proto,
 	storagev1.File_millwright_storage_v1_unmount_proto,
 	systemv1.File_millwright_system_v1_command_proto,

@@ -112,7 +112,7 @@ func runtimeState(t *testing.T) string {
 	t.Helper()
 	out := ""
 	for _, what := range []string{"containers ls -q", "tasks ls -q", "images ls -q", "snapshots ls", "leases ls -q", "content ls -q"} {
-		b, err := exec.Command("sh", "-c", "ctr -n millwright "+what).CombinedOutput()
+		b, err := exec.Command("sh", "-c", "ctr -n millwright "+what).Output()
 		if err != nil {
 			t.Fatalf("ctr %s: %v: %s", what, err, b)
 		}

@@ -19,6 +19,8 @@ import (
 // AllowAll is a policy for tests that are not about the policy.
 const AllowAll = `version: 1
 rules:
+  - allow: container.run
+  - allow: container.stop
   - allow: storage.mount
   - allow: storage.unmount
   - allow: task.resolve

@@ -151,8 +151,9 @@ func (r *Runtime) settle(ctx context.Context, ctr client.Container, exit <-chan 
 			}
 			if v, err := typeurl.UnmarshalAny(e.Event); err == nil {
 				if oom, ok := v.(*apievents.TaskOOM); ok && oom.GetContainerID() == ctr.ID() {
-					_, err := ctr.SetLabels(ctx, map[string]string{labelOOM: "true"})
-					return err
+					if _, err := ctr.SetLabels(ctx, map[string]string{labelOOM: "true"}); err != nil {
+						return err
+					}
 				}
 			}
 		}
@@ -256,14 +257,14 @@ func ignoreNotFound(err error) error {
 // ProbeContainer implements [host.Prober].
 func (r *Runtime) ProbeContainer(ctx context.Context, name string) (host.ContainerStatus, error) {
 	first, err := r.Container(ctx, name)
-	if err != nil || !first.Running {
+	if err != nil || !first.Running && first.PID == 0 {
 		return first, err
 	}
 	if !clock.Sleep(ctx, r.cfg.Settle) {
 		return first, fmt.Errorf("watch container %s: %w", name, context.Cause(ctx))
 	}
 	second, err := r.Container(ctx, name)
-	if err == nil && second.Running && second.Process != first.Process {
+	if err == nil && second.Running && first.Running && second.Process != first.Process {
 		second.Running, second.State = false, "started again and again"
 	}
 	return second, err

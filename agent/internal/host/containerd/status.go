@@ -49,7 +49,6 @@ func (r *Runtime) look(ctx context.Context, c *client.Client, name string) (host
 	}
 	st := host.ContainerStatus{
 		Exists: true, Ours: info.Labels[labelRecord] != "", Record: recordOf(info), Image: info.Labels[labelImage],
-		OOMKilled: info.Labels[labelOOM] != "",
 	}
 	if !st.Ours {
 		return st, nil
@@ -70,6 +69,7 @@ func (r *Runtime) look(ctx context.Context, c *client.Client, name string) (host
 	}
 	st.State, st.ExitCode = string(status.Status), int(status.ExitStatus)
 	if status.Status != client.Running {
+		st.OOMKilled = info.Labels[labelOOM] != "" && st.ExitCode == 128+int(unix.SIGKILL)
 		st.LastLines, err = containerlog.LastLines(r.logDir(name), lastLines)
 		return st, err
 	}
@@ -95,6 +95,10 @@ func identify(st *host.ContainerStatus, name string) error {
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 {
 		return fmt.Errorf("read /proc/%d/stat: it has %d fields", st.PID, len(fields))
+	}
+	if fields[0] == "Z" { // containerd has yet to hear of its end
+		st.State = "ending"
+		return nil
 	}
 	st.Process = fmt.Sprintf("%d since %s", st.PID, fields[19])
 	for line := range strings.Lines(string(groups)) {
