@@ -49,6 +49,10 @@ var required = []suite{
 		packages: []string{"./test/e2e/storage_mount"}, timeout: 10 * time.Minute,
 	},
 	{
+		name: "e2e/container_run", about: "a container on containerd 1.6 and 2.4: adopted over kills and restarts, back after a reboot, nothing left",
+		packages: []string{"./test/e2e/container_run"}, timeout: 20 * time.Minute, // containerd is built the first time
+	},
+	{
 		name: "e2e/crash", about: "agent, shim, server, node and network fail in the middle of a mount and a command",
 		packages: []string{"./test/e2e/crash"}, timeout: 10 * time.Minute, show: "TestCrash",
 	},
