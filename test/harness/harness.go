@@ -37,6 +37,7 @@ import (
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/all"
 	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
+	"github.com/gpuaas/millwright/test/invariants/check"
 )
 
 const trustDomain = "example.org"
@@ -55,6 +56,10 @@ type Cluster struct {
 	clock    *Clock
 	log      *slog.Logger
 	stop     func()
+
+	nodes    []*Node
+	expected []check.Expected
+	checked  bool
 
 	// Tasks and Nodes are the operator's.
 	Tasks taskv1.TaskServiceClient
@@ -133,6 +138,8 @@ type Node struct {
 	Registry *tasks.Registry
 	c        *Cluster
 	line     line
+
+	gone string // why it does not come to rest
 }
 
 // line is the node's connections.
@@ -183,6 +190,7 @@ func (c *Cluster) NewNode(name string) *Node {
 	n := &Node{Node: fakehost.New(), Name: name, Dir: c.t.TempDir(), c: c}
 	n.NewBundle()
 	n.write("policy.yaml", []byte("version: 1\nrules:\n  - allow: \"*\"\n"))
+	c.nodes = append(c.nodes, n)
 	return n
 }
 
@@ -214,13 +222,15 @@ func (n *Node) Start() (stop func()) {
 	if registry == nil {
 		registry = all.Registry()
 	}
-	return run(n.c.t, agent.New(agent.Config{
+	stop = run(n.c.t, agent.New(agent.Config{
 		StateDir: filepath.Join(n.Dir, "state"), RunDir: filepath.Join(n.Dir, "run"),
 		PolicyFile: filepath.Join(n.Dir, "policy.yaml"), JoinFile: filepath.Join(n.Dir, "join.json"),
 		Executable: "/usr/bin/millwrightd", Version: "test", Registry: registry,
 		Logger: n.c.log.With("program", n.Name), Labels: map[string]string{"pool": "a"}, Hosts: n.Hosts(nil), Dial: n.line.dial,
 		Server: n.c.cfg.AdvertiseAddress, Clock: n.c.clock,
 	}).Run)
+	n.c.t.Cleanup(n.c.check) // while all still run
+	return stop
 }
 
 // Connected waits until the node has a session.

@@ -27,11 +27,6 @@ func (a *app) ask(ctx context.Context, do func(ctx context.Context, c agentv1.Lo
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWithin)
 	defer cancel()
-	return reach(ctx, cfg, do)
-}
-
-// reach is ask without a bound.
-func reach(ctx context.Context, cfg configfile.Config, do func(ctx context.Context, c agentv1.LocalServiceClient) error) error {
 	if err := local.Reach(ctx, cfg.RunDir); err != nil {
 		return unreachable(filepath.Join(cfg.RunDir, local.SocketName), err)
 	}

@@ -111,6 +111,19 @@ func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errs.String()
 }
 
+func TestExport(t *testing.T) {
+	dir, config := configured(t)
+	running(t, dir)
+	code, out, errs := run(t, "journal", "export", "--config", config)
+	if lines := strings.Split(strings.TrimSpace(out), "\n"); code != 0 || len(lines) != 3 || !strings.Contains(lines[2], `"seq":"3"`) || errs != "" {
+		t.Errorf("journal export = %d, %d lines, %q; want 3 frames", code, len(lines), errs)
+	}
+	dir, config = configured(t) // no agent, and no journal
+	if code, _, errs := run(t, "journal", "export", "--config", config); code != 1 || !strings.Contains(errs, dir+"/state/state.db") {
+		t.Errorf("journal export of nothing = %d, %q; want 1 and the path", code, errs)
+	}
+}
+
 func TestCommands(t *testing.T) {
 	dir, config := configured(t)
 	running(t, dir)

@@ -2,20 +2,18 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"syscall"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/gpuaas/millwright/agent"
 	"github.com/gpuaas/millwright/agent/internal/configfile"
 	"github.com/gpuaas/millwright/agent/internal/local"
-	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 )
 
@@ -30,42 +28,21 @@ It asks the agent that runs. When none does, or with --file, it reads a copy of
 the state file; the file itself is never locked nor changed.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if file != "" {
-				return state.ExportFile(file, a.printLine)
+				return agent.ExportFile(file, a.printLine)
 			}
 			cfg, err := configfile.Load(a.config)
 			if err != nil {
 				return err
 			}
-			err = local.Reach(cmd.Context(), cfg.RunDir)
-			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-				return state.ExportFile(state.Path(cfg.StateDir), a.printLine)
+			err = agent.Export(cmd.Context(), cfg.StateDir, cfg.RunDir, a.printLine)
+			if errors.Is(err, fs.ErrPermission) {
+				return unreachable(filepath.Join(cfg.RunDir, local.SocketName), err)
 			}
-			return reach(cmd.Context(), cfg, a.exportFrom)
+			return answered(err)
 		},
 	}
 	cmd.Flags().StringVar(&file, "file", "", "a state file that no agent has open, for example one that was set aside")
 	return cmd
-}
-
-func (a *app) exportFrom(ctx context.Context, c agentv1.LocalServiceClient) error {
-	stream, err := c.ExportJournal(ctx, &agentv1.ExportJournalRequest{})
-	if err != nil {
-		return err
-	}
-	for {
-		piece, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		for _, line := range piece.GetLines() {
-			if err := a.printLine(line); err != nil {
-				return err
-			}
-		}
-	}
 }
 
 // printLine writes a message as one line. An event with a part that this
