@@ -8,7 +8,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.0.
 TOOLS := bin/tools
 export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 
-.PHONY: help build test check crash proto lint vuln demo demo-up demo-down bench clean
+.PHONY: help build test check crash mutants soak proto lint vuln demo demo-up demo-down bench clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ demo-down: ## end the demo that was kept running
 
 bench: ## the figures that can be measured here
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./agent/internal/state/... ./controlplane ./controlplane/internal/store/...
+
+mutants: ## take away each guard in turn; the tests must notice
+	$(GO) run ./test/mutants
 
 vuln: $(TOOLS)/govulncheck ## known vulnerabilities, where the database can be reached
 	govulncheck ./...

@@ -52,7 +52,6 @@ func (c *Cluster) history(ctx context.Context) (*check.History, error) {
 	for _, n := range c.nodes {
 		if n.gone != "" {
 			h.Gone[n.Name] = n.gone
-			continue
 		}
 		journal := check.NewNode()
 		err := agent.Export(ctx, filepath.Join(n.Dir, "state"), filepath.Join(n.Dir, "run"), func(l *agentv1.JournalLine) error { return journal.Add(l) })

@@ -42,6 +42,7 @@ func newWorld(t *testing.T) *world {
 	if err := w.n.Do("program " + program); err != nil {
 		t.Fatal(err)
 	}
+	w.n.Gone("a liar stands between it and its server")
 	w.n.Start()
 	epoch := w.n.Connected().GetSessionEpoch()
 	mount := &storagev1.MountSpec{Target: "/mnt/before", Source: &storagev1.MountSpec_Tmpfs{Tmpfs: &storagev1.TmpfsSource{SizeBytes: 1 << 20}}}

@@ -50,11 +50,13 @@ type Config struct {
 // Cluster is a cluster whose failures end the test.
 type Cluster struct {
 	*cluster.Cluster
-	t testing.TB
+	t   testing.TB
+	end *expectations
 }
 
 // Up makes a testbed, founds a server on it, and lets all nodes join. All of it
-// goes away with the test. It needs root and what `make deb-all` built.
+// goes away with the test, after the invariants were checked over all that was
+// recorded; a test that breaks some on purpose says so with [Cluster.Expect]. It needs root and what `make deb-all` built.
 func Up(t testing.TB, cfg Config) *Cluster {
 	t.Helper()
 	testbedtest.NeedRoot(t)
@@ -66,7 +68,7 @@ func Up(t testing.TB, cfg Config) *Cluster {
 		cfg.Policy = AllowAll
 	}
 	bed := testbedtest.Up(t, testbed.Config{Nodes: cfg.Nodes, Storage: cfg.Storage, StateMiB: cfg.StateMiB})
-	c := &Cluster{t: t, Cluster: cluster.New(bed, cluster.Config{
+	c := &Cluster{t: t, end: &expectations{gone: map[string]string{}}, Cluster: cluster.New(bed, cluster.Config{
 		Root: root, Agent: cfg.Agent, Server: cfg.Server, Policy: cfg.Policy, Log: testbedtest.Log(t),
 		Tracer: cfg.Tracer, ServerDir: cfg.ServerDir,
 	})}
@@ -79,11 +81,12 @@ func Up(t testing.TB, cfg Config) *Cluster {
 		}
 	}
 	c.ok(group.Wait())
+	t.Cleanup(c.checkInvariants)
 	return c
 }
 
 // With returns the cluster for a subtest, whose failures end that one.
-func (c *Cluster) With(t testing.TB) *Cluster { return &Cluster{Cluster: c.Cluster, t: t} }
+func (c *Cluster) With(t testing.TB) *Cluster { return &Cluster{Cluster: c.Cluster, t: t, end: c.end} }
 
 // Root returns the repository's directory.
 func Root(t testing.TB) string {

@@ -90,6 +90,7 @@ func firstHash(node string, generation uint64, previous string) []byte {
 func (c *run) kept() {
 	for _, n := range c.h.Nodes {
 		j := journal{n.Name, n.Head.GetMeta().GetJournalId()}
+		_, gone := c.h.Gone[n.Name]
 		sent := map[uint64]frame{}
 		for _, f := range c.sent[j] {
 			sent[f.event.GetSeq()] = f
@@ -103,7 +104,7 @@ func (c *run) kept() {
 				c.fail(Kept, n.Name, taskOf(f.GetEvent()), "frame %d is another one in the server's log", f.GetSeq())
 			case !there && f.GetSeq() <= n.Head.GetAcknowledgedSeq():
 				c.fail(Kept, n.Name, taskOf(f.GetEvent()), "frame %d was acknowledged, and is not in the server's log", f.GetSeq())
-			case !there && f.GetEvent().GetFinished() != nil:
+			case !there && !gone && f.GetEvent().GetFinished() != nil:
 				c.fail(Kept, n.Name, taskOf(f.GetEvent()), "the end of the task, frame %d, is not in the server's log", f.GetSeq())
 			}
 		}

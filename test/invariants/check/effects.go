@@ -215,6 +215,9 @@ func (c *run) quiet() {
 		}
 	}
 	for _, n := range c.h.Nodes {
+		if _, gone := c.h.Gone[n.Name]; gone {
+			continue
+		}
 		for id, rec := range n.Tasks {
 			if !rests(rec.GetState()) {
 				c.fail(Quiet, n.Name, id, "it is still %s on the node", rec.GetState())

@@ -59,8 +59,9 @@ type History struct {
 	Server *Server
 	// Nodes are those whose journal could be read.
 	Nodes []*Node
-	// Gone names nodes whose agent does not run any more, each with the
-	// reason. Their tasks need not have ended.
+	// Gone names nodes that have not come to rest, since their agent does not
+	// run any more or is cut off, each with the reason: their tasks need not
+	// have ended, nor the server know their end. All else holds for them too.
 	Gone map[string]string
 	// Effects are the marks on the nodes.
 	Effects []Effect

@@ -40,7 +40,11 @@ func (c *run) lives() map[string]*life {
 		entry := e.GetEntry()
 		switch {
 		case entry.GetTaskRefused() != nil:
-			of(entry.GetTaskRefused().GetTaskId()).step(taskv1.TaskState_TASK_STATE_REFUSED)
+			state := taskv1.TaskState_TASK_STATE_REFUSED
+			if entry.GetTaskRefused().GetAnswer().GetReason() == "WINDOW_PASSED" {
+				state = taskv1.TaskState_TASK_STATE_EXPIRED
+			}
+			of(entry.GetTaskRefused().GetTaskId()).step(state)
 		case entry.GetTaskDecided() != nil:
 			of(entry.GetTaskDecided().GetTaskId()).step(entry.GetTaskDecided().GetState())
 		case entry.GetNodeFrame() != nil && entry.GetNodeFrame().GetNotApplied() == "" && taskOf(e.GetEvent()) != "":
