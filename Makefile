@@ -57,6 +57,9 @@ bench: ## the figures that can be measured here
 mutants: ## take away each guard in turn; the tests must notice
 	$(GO) run ./test/mutants
 
+soak: build deb ## kill agent, shim and server at random, KILLS times
+	$(GO) run ./test/soak -kills $(or $(KILLS),1000) -seed $(or $(SEED),1)
+
 vuln: $(TOOLS)/govulncheck ## known vulnerabilities, where the database can be reached
 	govulncheck ./...
 
