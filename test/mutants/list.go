@@ -97,7 +97,7 @@ func doorMutants() []mutant {
 		{
 			name: "resend-window", guards: "frames that the server lacks are sent again",
 			file: session + "/window.go", judge: []string{session},
-			old: "\tw.move(from - 1)\n", new: "",
+			old: "\tw.move(from - 1)\n", new: "\tw.move(from)\n",
 		},
 	}
 }

@@ -74,7 +74,7 @@ func (m mutant) ready(root string) bool {
 
 // args are those of the go tool.
 func (m mutant) args(overlay string) []string {
-	args := []string{"test", "-count=1", "-vet=off", "-failfast", "-timeout=4m"}
+	args := []string{"test", "-count=1", "-vet=off", "-failfast", "-timeout=100s"}
 	if overlay != "" {
 		args = append(args, "-overlay="+overlay)
 	}

@@ -47,7 +47,7 @@ func report(ctx context.Context, c *cluster.Cluster, w *work, k *killer, out io.
 	}
 	_, _ = fmt.Fprintf(out, "killed      %d: agent %d, shim %d, server %d, in %.0f s\n", k.total(), k.killed[agent], k.killed[shim], k.killed[server], k.took.Seconds())
 	_, _ = fmt.Fprintf(out, "tasks       %d: %s\n", len(last.Server.Tasks), ends(last))
-	_, _ = fmt.Fprintf(out, "commands    %d ran; %d cancels; %d calls without an answer\n", ran, w.cancels, w.refused)
+	_, _ = fmt.Fprintf(out, "commands    %d ran; %d cancels; %d calls repeated with their request id, %d never answered\n", ran, w.cancels, w.repeated, w.refused)
 	_, _ = fmt.Fprintf(out, "recorded    %d log entries of %d nodes; at rest %.0f s after the last kill\n", len(last.Server.Entries), len(last.Nodes), time.Since(began).Seconds())
 	_, _ = fmt.Fprintf(out, "duplicated  %d\nlost        %d\n", count[check.Once], count[check.Kept])
 	others := 0

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/gpuaas/millwright/test/cluster"
 	"github.com/gpuaas/millwright/test/invariants/check"
 	"github.com/gpuaas/millwright/test/testbed"
@@ -23,6 +25,8 @@ const (
 	workers = 3
 	// callTime bounds one call, with the times that it finds no server.
 	callTime = 30 * time.Second
+	// calls is how often a call is repeated.
+	calls = 10
 )
 
 // work makes tasks and remembers what it was told of them.
@@ -34,8 +38,11 @@ type work struct {
 	mu      sync.Mutex
 	tasks   map[string]string // what was created, and its node; guarded by mu
 	keys    map[string]string // the mark of each command that was created, and its node; guarded by mu
-	refused int               // calls that got no answer; guarded by mu
-	cancels int               // guarded by mu
+	refused int               // calls that never got an answer; guarded by mu
+	// repeated are calls that were made once more with the same request id;
+	// guarded by mu.
+	repeated int
+	cancels  int // guarded by mu
 }
 
 func newWork(c *cluster.Cluster, nodes []*testbed.Node, seed uint64) *work {
@@ -106,9 +113,15 @@ func command(key string, seconds, code int) string {
 // create makes a task; the id is empty when no answer came. Then the task may
 // be there all the same, and its mark is judged only where it shows.
 func (c *caller) create(ctx context.Context, key, kind, spec string) string {
-	ids, err := c.w.c.Run(ctx, kind, c.node, spec)
+	request := uuid.NewString()
+	ids, err := c.w.c.Run(ctx, kind, c.node, spec, "--request-id", request)
+	again := 0
+	for ; err != nil && again < calls; again++ { // the answer was lost, or the server is down
+		ids, err = c.w.c.Run(ctx, kind, c.node, spec, "--request-id", request)
+	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
+	c.w.repeated += again
 	if err != nil || len(ids) != 1 {
 		c.w.refused++
 		return ""
