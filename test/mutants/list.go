@@ -113,7 +113,7 @@ func durableMutants() []mutant {
 		},
 		{
 			name: "directory-fsync", guards: "a new state file is there after a power loss",
-			file: state + "/open.go", judge: []string{"./test/powerloss"}, waits: "test/powerloss",
+			file: state + "/open.go", judge: []string{"./test/powerloss"}, slow: true,
 			old: "\tif err := syncDir(s.cfg.Dir); err != nil {\n\t\treturn err\n\t}\n", new: "",
 		},
 		{
@@ -129,7 +129,7 @@ func durableMutants() []mutant {
 		{
 			name: "high-water-mark", guards: "a state file that is older than its mark is not used",
 			file: state + "/inspect.go", judge: []string{state},
-			old: "\tcase seq < m.GetSeq() || transaction < m.GetTransaction():", new: "\tcase seq+transaction < 0:",
+			old: "\tcase f.Seq < m.GetSeq() || f.Transaction < m.GetTransaction():", new: "\tcase f.JournalID == \"\":",
 		},
 		{
 			name: "terminal-state-on-the-node", guards: "a task that has ended stays as it ended",

@@ -33,6 +33,14 @@ var required = []suite{
 		packages: []string{"./test/hostile/..."}, timeout: 10 * time.Minute,
 	},
 	{
+		name: "invariants", about: "histories that break one promise each, and are found out",
+		packages: []string{"./test/invariants/..."}, timeout: 5 * time.Minute,
+	},
+	{
+		name: "mutants", about: "each guard in the list of make mutants is where it says, and compiles without",
+		packages: []string{"./test/mutants/..."}, timeout: 10 * time.Minute,
+	},
+	{
 		name: "door", about: "certificates, tokens, RPCs and data at the port of a whole server",
 		packages: []string{"./test/door/..."}, timeout: 5 * time.Minute,
 	},
