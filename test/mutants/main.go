@@ -23,7 +23,7 @@ import (
 
 // What a judge may take, and what it may take where it must be slow.
 const (
-	quickTime = 100 * time.Second
+	quickTime = 4 * time.Minute
 	slowTime  = 8 * time.Minute
 	// compileTime is on top of it.
 	compileTime = 5 * time.Minute

@@ -36,10 +36,15 @@ type rig struct {
 	ahead  time.Duration // of the log's clock before the dispatcher's
 	// committed, when set, is called after each commit of the dispatcher.
 	committed func()
+	// full makes the next commit fail, as a full disk does.
+	full atomic.Bool
 }
 
 // Commit implements [dispatch.Log].
 func (r *rig) Commit(ctx context.Context, decide func(*eventlog.Tx) error) error {
+	if r.full.Swap(false) {
+		return errors.New("no space left on device")
+	}
 	err := r.log.Commit(ctx, decide)
 	if r.committed != nil {
 		r.committed()
@@ -160,6 +165,38 @@ func TestSessionThatWasOvertakenWhileItWasOpened(t *testing.T) {
 			wg.Wait()
 		})
 	}
+}
+
+// What the disk did not take is not acknowledged.
+func TestFramesThatWereNotStoredAreNotAcknowledged(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	ctx, hangUp := context.WithCancel(t.Context())
+	p := newPipe(ctx)
+	ended := make(chan error, 1)
+	var wg sync.WaitGroup
+	wg.Go(func() { ended <- r.Serve(peer(), p) })
+	p.in <- hello()
+	epoch := (<-p.out).GetSessionEpoch()
+	r.full.Store(true)
+	p.in <- &agentv1.SessionRequest{SessionEpoch: epoch, Message: &agentv1.SessionRequest_Events{
+		Events: &agentv1.EventBatch{JournalId: "j", Frames: [][]byte{opened(t)}}}}
+	for open := true; open; {
+		select {
+		case m := <-p.out:
+			if m.GetAck() != nil {
+				t.Errorf("got %v, and nothing was stored", m)
+				open = false
+			}
+		case err := <-ended:
+			if err == nil {
+				t.Error("Serve = nil, want the error of the store")
+			}
+			open = false
+		}
+	}
+	hangUp()
+	wg.Wait()
 }
 
 // A node that reads nothing keeps the sender waiting, and with it the stream.
