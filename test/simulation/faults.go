@@ -9,28 +9,42 @@ import (
 	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
 )
 
+// fault is one thing that can go wrong.
+type fault struct {
+	name   string
+	weight int
+	do     func(*world) bool // false: it could not happen
+}
+
+func faults() []fault {
+	return []fault{
+		{"stream cut", 10, (*world).cutOne},
+		{"line cut", 6, (*world).cutLine},
+		{"line healed", 10, (*world).healLine},
+		{"agent killed", 10, (*world).killAgent},
+		{"agent started", 20, (*world).startAgent},
+		{"node rebooted", 3, (*world).reboot},
+		{"server killed", 6, (*world).killServer},
+		{"server started", 20, (*world).startServer},
+		{"host call failed", 8, (*world).failHost},
+		{"node clock set", 3, (*world).setClock},
+		{"journal lost", 1, (*world).loseJournal},
+		{"server copied", 3, (*world).copyServer},
+		{"server restored", 1, (*world).restoreServer},
+	}
+}
+
+// faultNames are the faults that schedules have.
+func faultNames() (out []string) {
+	for _, f := range faults() {
+		out = append(out, f.name)
+	}
+	return append(out, "repeated")
+}
+
 // fault lets one thing go wrong.
 func (w *world) fault() {
-	all := []struct {
-		name   string
-		weight int
-		do     func() bool // false: it could not happen
-	}{
-		{"stream cut", 10, w.cutOne},
-		{"line cut", 6, w.cutLine},
-		{"line healed", 10, w.healLine},
-		{"agent killed", 10, w.killAgent},
-		{"agent started", 20, w.startAgent},
-		{"node rebooted", 3, w.reboot},
-		{"server killed", 6, w.killServer},
-		{"server started", 20, w.startServer},
-		{"host call failed", 8, w.failHost},
-		{"node clock set", 3, w.setClock},
-		{"journal lost", 1, w.loseJournal},
-		{"server copied", 3, w.copyServer},
-		{"server restored", 1, w.restoreServer},
-	}
-	total := 0
+	all, total := faults(), 0
 	for _, f := range all {
 		total += f.weight
 	}
@@ -39,7 +53,7 @@ func (w *world) fault() {
 		if dice -= f.weight; dice >= 0 {
 			continue
 		}
-		if f.do() {
+		if f.do(w) {
 			w.faults[f.name]++
 			w.trace("fault: %s", f.name)
 		}

@@ -16,12 +16,12 @@ import (
 
 // outcome is what became of one schedule.
 type outcome struct {
-	hash   string
-	steps  int
-	faults map[string]int
-	states map[string]int
-	broken []string
-	passed time.Duration // in the bubble
+	Seed   uint64
+	Hash   string // of its history
+	Steps  int
+	Faults map[string]int
+	States map[string]int // of its tasks, at the end
+	Broken []string       // what must not be
 }
 
 // Limits of one schedule.
@@ -47,7 +47,7 @@ func play(t *testing.T, tp *template, seed uint64, say func(string)) (out outcom
 		w.mend()
 		w.judge()
 		w.end()
-		out = outcome{fmt.Sprintf("%x", w.sum.Sum(nil)), w.steps, w.faults, w.ops.states(), w.broken, time.Since(epoch)}
+		out = outcome{seed, fmt.Sprintf("%x", w.sum.Sum(nil)), w.steps, w.faults, w.ops.states(), w.broken}
 	})
 	return out
 }
