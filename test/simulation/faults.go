@@ -1,8 +1,10 @@
 package simulation
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing/synctest"
 	"time"
 
@@ -71,6 +73,7 @@ func (w *world) cutOne() bool {
 	if len(streams) == 0 {
 		return false
 	}
+	slices.SortFunc(streams, func(a, b *stream) int { return cmp.Compare(a.name, b.name) })
 	s := streams[w.rng.IntN(len(streams))]
 	w.trace("cut %s", s.name)
 	w.cutStream(s, w.rng.IntN(3) == 0)
@@ -94,6 +97,25 @@ func (w *world) healLine() bool {
 		}
 	}
 	return false
+}
+
+// forget loses what a node had sent, but for its newest stream: that much may
+// have reached the server's kernel before the node was another.
+func (w *world) forget(n *node) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var newest *stream
+	for _, s := range w.streams {
+		if s.node != n {
+			continue
+		}
+		if newest != nil {
+			newest.mu.Lock()
+			newest.up = nil
+			newest.mu.Unlock()
+		}
+		newest = s
+	}
 }
 
 // killAgent kills an agent where it stands: in the middle of a commit or of a
@@ -127,6 +149,7 @@ func (w *world) reboot() bool {
 	n := w.anyNode()
 	w.trace("reboot %s", n.name)
 	w.stopAgent(n)
+	w.forget(n)
 	n.Reboot()
 	n.mu.Lock()
 	n.boot = time.Now()
@@ -172,6 +195,7 @@ func (w *world) failHost() bool {
 	if len(waits) == 0 {
 		return false
 	}
+	slices.SortFunc(waits, func(a, b *gate) int { return cmp.Compare(a.p.name+a.what, b.p.name+b.what) })
 	g := waits[w.rng.IntN(len(waits))]
 	w.trace("fail %s: %s", g.p.name, g.what)
 	for _, n := range w.nodes {
@@ -198,6 +222,7 @@ func (w *world) loseJournal() bool {
 	w.stopAgent(n)
 	must(w.t, removeAll(filepath.Join(n.dir, "state", "state.db")))
 	n.lost = true
+	w.forget(n)
 	n.start()
 	return true
 }

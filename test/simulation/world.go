@@ -306,6 +306,8 @@ const tick = 500 * time.Millisecond
 func (w *world) happen(c choice) {
 	w.steps++
 	w.trace("%s", c.name)
+	// No two timers are set at the same moment, so none end at the same one.
+	time.Sleep(time.Duration(1+w.rng.IntN(1000)) * time.Microsecond)
 	c.do()
 }
 

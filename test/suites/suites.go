@@ -29,6 +29,10 @@ var required = []suite{
 		packages: []string{"./test/leak"}, timeout: 10 * time.Minute,
 	},
 	{
+		name: "simulation", about: "10,000 schedules of server and agents in fake time: every message, commit and host call in another order, with faults",
+		packages: []string{"./test/simulation"}, timeout: 20 * time.Minute, show: "TestSchedules",
+	},
+	{
 		name: "hostile", about: "a server with the cluster's keys alters, repeats and lies; the node is none the worse",
 		packages: []string{"./test/hostile/..."}, timeout: 10 * time.Minute,
 	},

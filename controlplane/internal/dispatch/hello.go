@@ -72,6 +72,10 @@ func (d *Dispatcher) open(ctx context.Context, peer Peer, h *agentv1.Hello) (s *
 	if err != nil {
 		return nil, nil, nil, unavailable(s, "open the session", err)
 	}
+	if o.late {
+		logger.Info("a host speaks whose place another has taken", "instance_id", h.GetInstanceId(), "boot_id", h.GetBootId())
+		return s, nil, superseded(), nil
+	}
 	if o.duplicate {
 		logger.Warn("two hosts use one identity", "instance_id", h.GetInstanceId(), "boot_id", h.GetBootId())
 		d.Cut(peer.Node, "DUPLICATE_IDENTITY", duplicateMessage)
@@ -135,6 +139,7 @@ type opening struct {
 	generation uint64
 	stored     uint64 // the last frame of the journal that is stored
 	duplicate  bool
+	late       bool // of a host whose place another has taken, for the first time since
 	changed    bool // what the node said of itself before was another
 }
 
@@ -148,8 +153,10 @@ func (o *opening) decide(tx *eventlog.Tx) error {
 		o.safe(tx, node)
 		return nil
 	}
+	if o.late, o.duplicate = o.instance(tx, node); o.late {
+		return nil
+	}
 	eventlog.ClearConditions(&node.Found, conditionSafeMode)
-	o.duplicate = o.instance(tx, node)
 	node.SessionEpoch++
 	o.epoch = node.GetSessionEpoch()
 	if o.duplicate {
@@ -231,23 +238,30 @@ func (d *Dispatcher) outdated(ctx context.Context, s *session) (*agentv1.Session
 }
 
 // instance remembers which host speaks, and reports whether one came back that
-// another had taken the place of: a host that was restarted never does.
-func (o *opening) instance(tx *eventlog.Tx, node *serverv1.NodeRow) bool {
+// another had taken the place of: a host that was restarted never does. Its last
+// Hello may come late, when the host has said Hello again after a boot. So the
+// first one is late, and turned away without a trace but its mark: the host is
+// named once more among the earlier ones. Who comes a second time lives.
+func (o *opening) instance(tx *eventlog.Tx, node *serverv1.NodeRow) (late, duplicate bool) {
 	now := o.hello.GetInstanceId() + "/" + o.hello.GetBootId()
 	before := node.GetInstanceId() + "/" + node.GetBootId()
-	if slices.Contains(node.GetEarlierInstances(), now) {
+	if i := slices.Index(node.GetEarlierInstances(), now); i >= 0 {
+		if !slices.Contains(node.GetEarlierInstances()[i+1:], now) {
+			node.EarlierInstances = append(node.EarlierInstances, now)
+			return true, false
+		}
 		eventlog.SetCondition(&node.Found, tx.Now(), &taskv1.Condition{
 			Type: "DuplicateIdentity", Status: taskv1.ConditionStatus_CONDITION_STATUS_TRUE,
 			Reason: "ALTERNATING", Message: duplicateMessage,
 		})
-		return true
+		return false, true
 	}
 	if node.GetInstanceId() != "" && now != before {
 		node.EarlierInstances = append(node.EarlierInstances, before)
 		node.EarlierInstances = node.EarlierInstances[max(0, len(node.EarlierInstances)-keptInstances):]
 	}
 	node.InstanceId, node.BootId = o.hello.GetInstanceId(), o.hello.GetBootId()
-	return slices.ContainsFunc(node.GetFound(), func(c *taskv1.Condition) bool { return c.GetType() == "DuplicateIdentity" })
+	return false, slices.ContainsFunc(node.GetFound(), func(c *taskv1.Condition) bool { return c.GetType() == "DuplicateIdentity" })
 }
 
 // fill stores what the node said of itself.
