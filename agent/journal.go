@@ -25,7 +25,7 @@ type journal struct {
 // Head says where the journal stands.
 func (j journal) Head(context.Context) (session.Head, error) {
 	h, err := j.node.head()
-	return session.Head{JournalID: h.JournalID, InstanceID: h.InstanceID, FirstSeq: h.FirstSeq, LastSeq: h.LastSeq}, err
+	return session.Head{JournalID: h.JournalID, InstanceID: h.InstanceID, FirstSeq: h.FirstSeq, LastSeq: h.LastSeq, AckedSeq: h.AckedSeq}, err
 }
 
 // Behind has the journal replaced by a new one.

@@ -99,3 +99,7 @@ func (c *Cluster) Settled(n *Node) {
 		return s.GetLastSeq() == s.GetAcknowledgedSeq(), nil
 	})
 }
+
+// StoreFile is the file of the server's store. It is to be copied or replaced
+// only while no server runs.
+func (c *Cluster) StoreFile() string { return filepath.Join(c.cfg.StateDir, "store.db") }

@@ -56,6 +56,7 @@ type Head struct {
 	InstanceID string
 	FirstSeq   uint64 // the first frame that is still kept
 	LastSeq    uint64 // 0: none
+	AckedSeq   uint64 // the last frame that the server has said to have
 }
 
 // Journal is the outbox.

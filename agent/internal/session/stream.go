@@ -147,7 +147,7 @@ func (s *Session) hello(ctx context.Context, id Identity, head Head) (*agentv1.H
 	facts.Conditions = s.cfg.Node.Conditions()
 	return &agentv1.Hello{
 		MinProtocol: MinProtocol, MaxProtocol: MaxProtocol,
-		BootId: boot, JournalId: head.JournalID, LastSeq: head.LastSeq, FirstSeq: head.FirstSeq,
+		BootId: boot, JournalId: head.JournalID, LastSeq: head.LastSeq, FirstSeq: head.FirstSeq, AckedSeq: head.AckedSeq,
 		AgentVersion: s.cfg.Version, Kinds: s.cfg.Kinds, WallTime: timestamppb.New(s.cfg.Clock.Now()),
 		Unfinished: unfinished, Credits: s.cfg.Credits, TrustRootVersion: s.cfg.Trust.Version(),
 		Generation: id.Generation, Facts: facts, InstanceId: head.InstanceID,

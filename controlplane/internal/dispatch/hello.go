@@ -81,6 +81,10 @@ func (d *Dispatcher) open(ctx context.Context, peer Peer, h *agentv1.Hello) (s *
 		d.Cut(peer.Node, "DUPLICATE_IDENTITY", duplicateMessage)
 		return s, nil, goodbye("DUPLICATE_IDENTITY", duplicateMessage, time.Minute), nil
 	}
+	if o.wentBack {
+		logger.Warn("this log is older than what the node knows: the server was restored, and watches begin anew",
+			"acked_seq", h.GetAckedSeq(), "stored_seq", o.stored)
+	}
 	now := d.cfg.Now()
 	s.wake = make(chan struct{}, 1)
 	s.safe = h.GetSafeMode() != nil
@@ -140,6 +144,7 @@ type opening struct {
 	stored     uint64 // the last frame of the journal that is stored
 	duplicate  bool
 	late       bool // of a host whose place another has taken, for the first time since
+	wentBack   bool // the server has less of the journal than it had acknowledged
 	changed    bool // what the node said of itself before was another
 }
 
@@ -179,6 +184,12 @@ func (o *opening) decide(tx *eventlog.Tx) error {
 		o.stored = journal.GetLastSeq()
 	case !errors.Is(err, store.ErrNotFound):
 		return err
+	}
+	if o.hello.GetAckedSeq() > o.stored {
+		// What was acknowledged was stored: this log is an older one, and what was
+		// watched of the other may not be in it.
+		tx.RaiseGeneration()
+		o.wentBack = true
 	}
 	o.judge(tx, node)
 	return nil

@@ -477,7 +477,10 @@ type Hello struct {
 	// journal_id, last_seq, first_seq, unfinished and instance_id are unset, and
 	// nothing is said about the journal: it is not lost. The server keeps the
 	// session and gives no work in it.
-	SafeMode      *SafeMode `protobuf:"bytes,20,opt,name=safe_mode,json=safeMode,proto3" json:"safe_mode,omitempty"`
+	SafeMode *SafeMode `protobuf:"bytes,20,opt,name=safe_mode,json=safeMode,proto3" json:"safe_mode,omitempty"`
+	// The last frame of that journal that a server has acknowledged to the node,
+	// 0 for none. A server that has less of it was restored from an older copy.
+	AckedSeq      uint64 `protobuf:"varint,50,opt,name=acked_seq,json=ackedSeq,proto3" json:"acked_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -622,6 +625,13 @@ func (x *Hello) GetSafeMode() *SafeMode {
 		return x.SafeMode
 	}
 	return nil
+}
+
+func (x *Hello) GetAckedSeq() uint64 {
+	if x != nil {
+		return x.AckedSeq
+	}
+	return 0
 }
 
 // SafeMode says why a node has a session and no journal.
@@ -2152,7 +2162,7 @@ const file_millwright_agent_v1_session_proto_rawDesc = "" +
 	"\agoodbye\x18\t \x01(\v2\x1c.millwright.agent.v1.GoodbyeH\x00R\agoodbye\x12H\n" +
 	"\routput_wanted\x18\n" +
 	" \x01(\v2!.millwright.agent.v1.OutputWantedH\x00R\foutputWantedB\t\n" +
-	"\amessage\"\x93\x05\n" +
+	"\amessage\"\xb0\x05\n" +
 	"\x05Hello\x12!\n" +
 	"\fmin_protocol\x18\x01 \x01(\rR\vminProtocol\x12!\n" +
 	"\fmax_protocol\x18\x02 \x01(\rR\vmaxProtocol\x12\x17\n" +
@@ -2176,7 +2186,8 @@ const file_millwright_agent_v1_session_proto_rawDesc = "" +
 	"\x05facts\x18\x0e \x01(\v2\x1e.millwright.agent.v1.NodeFactsR\x05facts\x12\x1f\n" +
 	"\vinstance_id\x18\x0f \x01(\tR\n" +
 	"instanceId\x12:\n" +
-	"\tsafe_mode\x18\x14 \x01(\v2\x1d.millwright.agent.v1.SafeModeR\bsafeMode\"<\n" +
+	"\tsafe_mode\x18\x14 \x01(\v2\x1d.millwright.agent.v1.SafeModeR\bsafeMode\x12\x1b\n" +
+	"\tacked_seq\x182 \x01(\x04R\backedSeq\"<\n" +
 	"\bSafeMode\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"=\n" +
