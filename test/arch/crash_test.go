@@ -51,6 +51,9 @@ var pointless = map[string]string{
 	"agent/internal/executor.suspend":  "a death before the write suspends again at the next boot; state.commit is around it",
 
 	"agent/internal/host.WriteFile":              "it hands on to files.WriteFile, which has the points",
+	"agent/internal/host/containerd.lease":       "a lease that is left is taken over, or expires",
+	"agent/internal/host/containerd.clear":       "it removes what has no container; a death leaves it to the next try",
+	"agent/internal/host/containerd.clearLost":   "it ends what has no container; a death leaves it to the next try",
 	"agent/internal/host/command.Delete":         "its caller, package output, has the points",
 	"agent/internal/host/command.stopUnit":       "its caller has the points",
 	"agent/internal/host/files.CreateExclusive":  "its callers have the points",

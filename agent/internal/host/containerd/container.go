@@ -181,6 +181,7 @@ func (r *Runtime) RemoveContainer(ctx context.Context, name string) error {
 		if err != nil {
 			grace = 10 * time.Second
 		}
+		crash.Point("containerd.remove.before")
 		if err := r.stopTask(ctx, ctr, name, grace); err != nil {
 			return err
 		}

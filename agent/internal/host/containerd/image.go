@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
@@ -122,9 +123,11 @@ func (r *Runtime) ImportImage(ctx context.Context, file, digest string) error {
 			return err
 		}
 		record := images.Image{Name: imageName(digest), Target: target}
+		crash.Point("containerd.import.before")
 		if _, err := c.ImageService().Create(ctx, record); err != nil && !errdefs.IsAlreadyExists(err) {
 			return err
 		}
+		crash.Point("containerd.import.after")
 		i, err := c.GetImage(ctx, record.Name)
 		if err != nil {
 			return err

@@ -24,7 +24,8 @@ import (
 // with the reason.
 func notServed() map[string]string {
 	return map[string]string{
-		"millwright.agent.v1.LocalService": "the agent answers it on its own socket, to root",
+		"millwright.agent.v1.LocalService":  "the agent answers it on its own socket, to root",
+		"millwright.audit.v1.ExportService": "the server answers it on a socket in its state directory, to who may read that",
 	}
 }
 
