@@ -30,6 +30,11 @@ func (a *answers) Status(context.Context) (*agentv1.GetStatusResponse, error) {
 	case n != nil:
 		a.whole(st, n)
 		st.Conditions, st.Floor = n.health.Conditions(), timestamppb.New(n.floor)
+		locks, err := n.executor.Claims()
+		if err != nil {
+			return nil, err
+		}
+		st.Locks = locks
 		return st, n.store.View(func(tx *state.Tx) error { return fill(tx, st) })
 	case s != nil:
 		a.whole(st, s.node)

@@ -54,6 +54,10 @@ type Config struct {
 	// OutputRetention is how long outputs are kept that the server never
 	// acknowledged; optional, 7 days.
 	OutputRetention time.Duration
+	// RebootsMost is how many reboots tasks may ask for within RebootsWithin; 0
+	// with 0: none.
+	RebootsMost   int
+	RebootsWithin time.Duration
 	// Clock tells the time; optional, the machine's.
 	Clock clock.Clock
 	// Hosts are what tasks act upon; optional, this machine.

@@ -86,6 +86,7 @@ func (n *node) build() error {
 	n.executor = executor.New(executor.Config{
 		Journal: n.store, Gate: g, Hosts: n.hosts, Registry: n.cfg.Registry,
 		Clock: n.cfg.Clock, Logger: component("executor"), BootID: n.bootID, Room: n.store.Room,
+		Reboots: executor.RebootBudget{Most: n.cfg.RebootsMost, Within: n.cfg.RebootsWithin},
 	})
 	n.uploader = output.New(output.Config{
 		Files: files{n.machine}, Ledger: ledger{n}, Clock: n.cfg.Clock, Logger: component("output"),

@@ -16,6 +16,8 @@ const (
 	ReasonCommandOOM = "COMMAND_OOM"
 	// ReasonCommandNotStarted is a program that could not be started.
 	ReasonCommandNotStarted = "COMMAND_NOT_STARTED"
+	// ReasonRebootRefused is a reboot that the node's systemd did not take on.
+	ReasonRebootRefused = "REBOOT_REFUSED"
 	// ReasonBusy is a mount that could not be unmounted because it is in use.
 	ReasonBusy = "BUSY"
 	// ReasonContainerEnded is a container that ended as soon as it was started.

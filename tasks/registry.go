@@ -243,9 +243,27 @@ func (r *Registry) Seal(s Step) (*taskv1.PlannedStep, error) {
 		if l, ok := s.(Limiter); ok {
 			p.Timeout = durationpb.New(l.Timeout())
 		}
-		return p, nil
+		if d, ok := s.(Delayer); ok && d.Delay() > 0 {
+			p.StartDelay = durationpb.New(d.Delay())
+		}
+		return p, retrying(s, p)
 	}
 	return nil, fmt.Errorf("seal step with arguments %s: %w", name, ErrUnknownStep)
+}
+
+// retrying notes in p what may be tried again. It is an error of the step's type
+// when that is one that must not be applied twice.
+func retrying(s Step, p *taskv1.PlannedStep) error {
+	r, ok := s.(Retrier)
+	if !ok {
+		return nil
+	}
+	if p.GetEffect() != taskv1.Effect_EFFECT_IDEMPOTENT && p.GetEffect() != taskv1.Effect_EFFECT_CHECK_THEN_ACT {
+		return fmt.Errorf("seal step %s: its effect is %s, so that it cannot be tried again", p.GetType(), p.GetEffect())
+	}
+	attempts, backOff := r.Retry()
+	p.MaxAttempts, p.BackOff = attempts, durationpb.New(backOff)
+	return nil
 }
 
 // Open returns the step that was sealed.

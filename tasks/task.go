@@ -134,6 +134,9 @@ type Info struct {
 	Class Class
 	// Impact is the disturbance that it may cause.
 	Impact []taskv1.Impact
+	// PassesHeld is set for a kind that does not wait for the locks of tasks that
+	// are held for a person.
+	PassesHeld bool
 	// Summary is one line for lists.
 	Summary string
 }

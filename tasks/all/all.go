@@ -19,6 +19,7 @@ func Registry() *tasks.Registry {
 	tasks.Add(r, storage.MountInfo(), storage.Mount{})
 	tasks.Add(r, storage.UnmountInfo(), storage.Unmount{})
 	tasks.Add(r, system.CommandInfo(), system.Command{})
+	tasks.Add(r, system.RebootInfo(), system.Reboot{})
 	tasks.Add(r, task.ResolveInfo(), task.Resolve{})
 	return r
 }

@@ -317,6 +317,7 @@ type Command struct {
 	Environment []string
 	User        string
 	Timeout     time.Duration // 0: none
+	StopGrace   time.Duration // between SIGTERM and SIGKILL when it is stopped; 0: 10 s
 }
 
 // Output describes one stream of a command that has ended.
@@ -359,6 +360,13 @@ type Commander interface {
 // be stopped: the task was cancelled or its time is over.
 var ErrStop = errors.New("stop the command")
 
+// Rebooter reboots the node.
+type Rebooter interface {
+	// Reboot asks for an orderly reboot and returns once that is on its way. The
+	// agent is stopped by it like all else. Asked for again it stays one reboot.
+	Reboot(ctx context.Context, reason string) error
+}
+
 // Host changes a node.
 type Host interface {
 	Prober
@@ -366,4 +374,5 @@ type Host interface {
 	UnitController
 	ContainerController
 	Commander
+	Rebooter
 }

@@ -32,7 +32,9 @@ var (
 type limited struct{ runCommand }
 
 // Timeout implements [tasks.Limiter].
-func (s limited) Timeout() time.Duration { return s.args.GetTimeout().AsDuration() + commandGrace }
+func (s limited) Timeout() time.Duration {
+	return s.args.GetTimeout().AsDuration() + s.args.GetStopGrace().AsDuration() + commandGrace
+}
 
 // RunCommand returns the step that runs a program once. Its Apply returns the
 // serialised CommandOutcome, and a [tasks.ReasonError] beside it when the
@@ -66,7 +68,7 @@ func (s runCommand) Observe(context.Context, host.Reader) ([]byte, error) { retu
 func (s runCommand) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 	o, err := h.RunCommand(ctx, host.Command{
 		Argv: s.args.GetArgv(), Dir: s.args.GetWorkingDirectory(), Environment: s.args.GetEnvironment(),
-		User: s.args.GetUser(), Timeout: s.args.GetTimeout().AsDuration(),
+		User: s.args.GetUser(), Timeout: s.args.GetTimeout().AsDuration(), StopGrace: s.args.GetStopGrace().AsDuration(),
 	})
 	if errors.Is(err, host.ErrNotStarted) {
 		return nil, &tasks.ReasonError{Reason: tasks.ReasonCommandNotStarted, Unchanged: true, Err: err}

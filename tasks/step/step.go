@@ -31,6 +31,7 @@ func Register(r *tasks.Registry) {
 	tasks.AddStep(r, tasks.StepInfo{
 		Type: "command.run", Revision: 1, Effect: taskv1.Effect_EFFECT_AT_MOST_ONCE,
 	}, RunCommand)
+	tasks.AddStep(r, tasks.StepInfo{Type: "node.reboot", Revision: 1, Effect: taskv1.Effect_EFFECT_REBOOT}, Reboot)
 }
 
 // encode serialises what a step observed or returned, the same way each time.

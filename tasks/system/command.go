@@ -26,6 +26,7 @@ const (
 	maxTimeout     = 24 * time.Hour
 	// deadlineGrace is how much longer the task may take than its command.
 	deadlineGrace = 5 * time.Minute
+	maxStopGrace  = 10 * time.Minute
 	// maxLinks is where the kernel, too, gives up following symbolic links.
 	maxLinks = 40
 )
@@ -46,9 +47,12 @@ func CommandInfo() tasks.Info {
 	}
 }
 
-// Locks implements [tasks.Task]. What a command changes is not known, so it
-// takes no lock.
-func (Command) Locks(*systemv1.CommandSpec) []tasks.Lock { return nil }
+// Locks implements [tasks.Task]. What a command changes is not known. It shares
+// one lock with all other commands, so that only what needs the whole node waits
+// for its end.
+func (Command) Locks(*systemv1.CommandSpec) []tasks.Lock {
+	return []tasks.Lock{{Name: "command", Shared: true}}
+}
 
 // Deadline implements [tasks.Deadliner].
 func (Command) Deadline(s *systemv1.CommandSpec) time.Duration { return timeout(s) + deadlineGrace }
@@ -87,6 +91,9 @@ func (Command) Plan(ctx context.Context, h host.Reader, s *systemv1.CommandSpec)
 	args := &taskv1.CommandStep{
 		Argv: s.GetArgv(), WorkingDirectory: s.GetWorkingDirectory(), User: s.GetUser(),
 		Timeout: durationpb.New(timeout(s)), SuccessExitCodes: slices.Sorted(slices.Values(s.GetSuccessExitCodes())),
+	}
+	if s.GetStopGrace() != nil {
+		args.StopGrace = s.GetStopGrace()
 	}
 	for _, e := range s.GetEnvironment() {
 		args.Environment = append(args.Environment, e.GetName()+"="+e.GetValue())

@@ -31,6 +31,7 @@ func (Command) Validate(s *systemv1.CommandSpec) error {
 		p.Add("user", s.GetUser(), "must be the name of a user: lower-case letters, digits, _ and -, beginning with a letter or _, at most 32 bytes")
 	}
 	checkTimeout(&p, s.GetTimeout())
+	checkSpan(&p, "stop_grace", s.GetStopGrace(), minTimeout, maxStopGrace, "10s")
 	checkCodes(&p, s.GetSuccessExitCodes())
 	total := 0
 	for _, a := range s.GetArgv() {

@@ -28,7 +28,7 @@ var _ tasks.Task[*taskv1.ResolveSpec] = Resolve{}
 func ResolveInfo() tasks.Info {
 	return tasks.Info{
 		Kind: KindResolve, Revision: 1, Class: tasks.Action,
-		Summary: "settle a held task: accept it as done, or abandon it",
+		Summary: "settle a held task: undo it, accept it as done, or abandon it",
 	}
 }
 
@@ -42,13 +42,11 @@ func (Resolve) Validate(s *taskv1.ResolveSpec) error {
 		p.Add("leaf_hash", hex.EncodeToString(s.GetLeafHash()), fmt.Sprintf("must be the 32 bytes of the held task's leaf hash, not %d: copy it from millctl task get", n))
 	}
 	switch s.GetAs() {
-	case taskv1.ResolveAs_RESOLVE_AS_ACCEPT, taskv1.ResolveAs_RESOLVE_AS_ABANDON:
-	case taskv1.ResolveAs_RESOLVE_AS_UNDO:
-		p.Add("as", "undo", "is not served yet: use accept or abandon")
+	case taskv1.ResolveAs_RESOLVE_AS_UNDO, taskv1.ResolveAs_RESOLVE_AS_ACCEPT, taskv1.ResolveAs_RESOLVE_AS_ABANDON:
 	case taskv1.ResolveAs_RESOLVE_AS_UNSPECIFIED:
-		p.Add("as", "", "is required: use accept or abandon")
+		p.Add("as", "", "is required: use undo, accept or abandon")
 	default:
-		p.Add("as", s.GetAs().String(), "is not known: use accept or abandon")
+		p.Add("as", s.GetAs().String(), "is not known: use undo, accept or abandon")
 	}
 	return p.Err()
 }

@@ -26,7 +26,7 @@ func TestValidate(t *testing.T) {
 		{"accept", &taskv1.ResolveSpec{TaskId: id, LeafHash: hash, As: accept}, nil},
 		{"abandon", &taskv1.ResolveSpec{TaskId: id, LeafHash: hash, As: abandon}, nil},
 		{"nothing", &taskv1.ResolveSpec{}, []string{"task_id", "leaf_hash", "as"}},
-		{"undo", &taskv1.ResolveSpec{TaskId: id, LeafHash: hash, As: taskv1.ResolveAs_RESOLVE_AS_UNDO}, []string{"as"}},
+		{"undo", &taskv1.ResolveSpec{TaskId: id, LeafHash: hash, As: taskv1.ResolveAs_RESOLVE_AS_UNDO}, nil},
 		{"undefined", &taskv1.ResolveSpec{TaskId: id, LeafHash: hash, As: 99}, []string{"as"}},
 		{"prefix", &taskv1.ResolveSpec{TaskId: id[:8], LeafHash: hash, As: accept}, []string{"task_id"}},
 		{"upper case", &taskv1.ResolveSpec{TaskId: "01890000-0000-7000-8000-00000000000A", LeafHash: hash, As: accept}, []string{"task_id"}},

@@ -29,6 +29,7 @@ type Process struct {
 	failed string // what has failed
 	broken fakehost.Op
 	made   map[string]bool // methods that change the node and were called before that
+	down   bool            // it died because the node was rebooted
 }
 
 // trouble is what a process meets. The zero value is none.
@@ -42,6 +43,23 @@ type trouble struct {
 func newProcess(ctx context.Context, n *fakehost.Node, tr trouble) (context.Context, *Process) {
 	ctx, kill := context.WithCancelCause(ctx)
 	return ctx, &Process{node: n, kill: kill, trouble: tr}
+}
+
+// reborn is the process that the node starts after a reboot. What is to happen
+// to it is counted on.
+func (p *Process) reborn(ctx context.Context) (context.Context, *Process) {
+	ctx, next := newProcess(ctx, p.node, p.trouble)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	next.points, next.calls, next.failed = p.points, p.calls, p.failed
+	return ctx, next
+}
+
+// rebooted reports whether the process died because it rebooted the node.
+func (p *Process) rebooted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.down
 }
 
 // Hosts returns the node as this process sees it.
@@ -88,6 +106,10 @@ func (p *Process) hook(ctx context.Context, op fakehost.Op) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if op.Name == "Reboot" && op.Phase == fakehost.After && !p.dead {
+		p.dead, p.down, p.at = true, true, "the reboot"
+		p.kill(ErrKilled)
+	}
 	if p.dead {
 		return fmt.Errorf("%s %s: %w", op.Name, op.Object, ErrKilled)
 	}

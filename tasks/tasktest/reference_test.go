@@ -139,6 +139,9 @@ func (r *reference) forward(ctx context.Context, p *tasktest.Process, t tasktest
 			default:
 				err = s.Verify(ctx, h)
 			}
+			if reason := (*tasks.ReasonError)(nil); errors.As(err, &reason) && reason.Unchanged {
+				sr.phase, sr.unsure = taskv1.StepPhase_STEP_PHASE_UNSPECIFIED, false
+			}
 			if err != nil {
 				return err
 			}

@@ -27,6 +27,12 @@ func renderPlan(reg *tasks.Registry, p *taskv1.Plan) (string, error) {
 		if t := sealed.GetTimeout(); t != nil {
 			fmt.Fprintf(&b, ", timeout %v", t.AsDuration())
 		}
+		if d := sealed.GetStartDelay(); d != nil {
+			fmt.Fprintf(&b, ", after %v", d.AsDuration())
+		}
+		if n := sealed.GetMaxAttempts(); n > 0 {
+			fmt.Fprintf(&b, ", %d attempts, back-off %v", n, sealed.GetBackOff().AsDuration())
+		}
 		fmt.Fprintf(&b, ": %s\n", sealed.GetTitle())
 		renderFields(&b, s.Args())
 	}

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	"google.golang.org/protobuf/proto"
 
@@ -28,13 +29,17 @@ func Run(t *testing.T, runner NewRunner, reg *tasks.Registry, cases []Case) {
 	done := &counts{}
 	for _, c := range cases {
 		t.Run(c.Name, func(t *testing.T) {
-			s := suite{reg: reg, c: c, runner: func() Runner { return runner(t, reg) }, update: updating(), done: done}
+			names := suite{c: c}
 			done.of(c.Kind, func(n *count) { n.cases++ })
-			for _, check := range s.checks() {
-				t.Run(check.name, func(t *testing.T) {
-					if err := check.f(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+			for i, named := range names.checks() {
+				t.Run(named.name, func(t *testing.T) {
+					// In a bubble what waits takes no time.
+					synctest.Test(t, func(t *testing.T) {
+						s := suite{reg: reg, c: c, runner: func() Runner { return runner(t, reg) }, update: updating(), done: done}
+						if err := s.checks()[i].f(t.Context()); err != nil {
+							t.Fatal(err)
+						}
+					})
 				})
 			}
 		})
@@ -151,9 +156,14 @@ func (s suite) plan(ctx context.Context) error {
 
 // life runs a task until it has ended or its process died.
 func (s suite) life(ctx context.Context, r Runner, n *fakehost.Node, t Task, tr trouble) (Outcome, *Process, error) {
-	ctx, p := newProcess(ctx, n, tr)
-	defer p.kill(nil)
-	o, err := r.Run(ctx, p, t)
+	alive, p := newProcess(ctx, n, tr)
+	defer func() { p.kill(nil) }()
+	o, err := r.Run(alive, p, t)
+	for p.rebooted() {
+		p.kill(nil)
+		alive, p = p.reborn(ctx)
+		o, err = r.Run(alive, p, t)
+	}
 	if at, dead := p.died(); dead && err == nil {
 		return o, p, fmt.Errorf("the runner returned %s although its process died at %s", renderOutcome(o), at)
 	} else if dead {

@@ -58,6 +58,7 @@ var frozen = []protoreflect.FileDescriptor{
 	storagev1.File_millwright_storage_v1_mount_proto,
 	storagev1.File_millwright_storage_v1_unmount_proto,
 	systemv1.File_millwright_system_v1_command_proto,
+	systemv1.File_millwright_system_v1_reboot_proto,
 }
 
 // messages returns the types that have fixtures, each oneof of which is seen

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/configfile"
 	"github.com/gpuaas/millwright/agent/internal/local"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
 // askWithin bounds a question to the agent.
@@ -112,10 +113,12 @@ func (a *app) journalCmd() *cobra.Command {
 func (a *app) taskCmd() *cobra.Command {
 	var as, reason string
 	cmd := &cobra.Command{
-		Use: "resolve TASK --as accept|abandon --reason WHY", Args: between(1, 1),
+		Use: "resolve TASK --as undo|accept|abandon --reason WHY", Args: between(1, 1),
 		Short: "Settle a held task by root's word",
 		Long: `Settle a task that is held because its outcome cannot be known or its undo failed.
 
+undo undoes its steps, the last first; the task then ends failed and says what
+could not be undone, or is held again.
 accept counts it as succeeded: a kind with a goal, such as storage.mount, must
 pass its check; of system.command you assert that it did what it should.
 abandon gives it up as the node is now.`,
@@ -132,11 +135,14 @@ abandon gives it up as the node is now.`,
 				if err != nil {
 					return err
 				}
+				if r.GetState() == taskv1.TaskState_TASK_STATE_RUNNING {
+					return a.say("task %s is being undone; see it with: millwrightd journal list %s\n", args[0], args[0])
+				}
 				return a.say("task %s is %s\n", args[0], stateName(r.GetState()))
 			})
 		},
 	}
-	cmd.Flags().StringVar(&as, "as", "", "how: accept or abandon")
+	cmd.Flags().StringVar(&as, "as", "", "how: undo, accept or abandon")
 	cmd.Flags().StringVar(&reason, "reason", "", "why, for the history")
 	return group("task", "Settle tasks on the node", cmd)
 }

@@ -57,6 +57,8 @@ func (node) Resolve(_ context.Context, r *agentv1.ResolveTaskRequest) (taskv1.Ta
 	switch r.GetTaskId() {
 	case "missing":
 		return 0, local.ErrNotFound
+	case "undone":
+		return taskv1.TaskState_TASK_STATE_RUNNING, nil
 	case "running":
 		return 0, local.ErrNotHeld
 	}
@@ -163,7 +165,9 @@ func TestCommands(t *testing.T) {
 		{"missing task", []string{"journal", "list", "missing", "--config", config}, 5, "", "task missing is not in the journal"},
 		{"resolve", []string{"task", "resolve", "t1", "--as", "abandon", "--reason", "gone", "--config", config}, 0, "task t1 is abandoned\n", ""},
 		{"resolve without reason", []string{"task", "resolve", "t1", "--as", "abandon", "--config", config}, 2, "", "--reason: missing"},
-		{"resolve as undo", []string{"task", "resolve", "t1", "--as", "undo", "--reason", "x", "--config", config}, 2, "", `--as: "undo": want accept`},
+		{"resolve as undo", []string{"task", "resolve", "undone", "--as", "undo", "--reason", "x", "--config", config}, 0,
+			"task undone is being undone; see it with: millwrightd journal list undone\n", ""},
+		{"resolve as nothing known", []string{"task", "resolve", "t1", "--as", "drop", "--reason", "x", "--config", config}, 2, "", `--as: "drop": want undo`},
 		{"resolve nothing", []string{"task", "resolve", "--as", "accept", "--reason", "x", "--config", config}, 2, "", "an argument is missing; usage: millwrightd task resolve TASK"},
 		{"resolve missing", []string{"task", "resolve", "missing", "--as", "accept", "--reason", "x", "--config", config}, 5, "", "not found"},
 		{"resolve running", []string{"task", "resolve", "running", "--as", "accept", "--reason", "x", "--config", config}, 6, "", "the task cannot be settled so"},

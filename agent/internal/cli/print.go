@@ -83,6 +83,9 @@ func (a *app) printStatus(st *agentv1.GetStatusResponse) error {
 	for _, i := range st.GetIntents() {
 		rows = append(rows, []string{"intent", fmt.Sprintf("%s is %s since %s, by task %s", i.GetKey(), enumName(i.GetState().String(), "INTENT_STATE_"), clock(i.GetSince()), i.GetTaskId())})
 	}
+	for _, l := range st.GetLocks() {
+		rows = append(rows, []string{"lock", claim(l)})
+	}
 	return a.table(rows)
 }
 
@@ -92,6 +95,18 @@ func journalRows(st *agentv1.GetStatusResponse) [][]string {
 		{"floor", clock(st.GetFloor())},
 		{"tasks", fmt.Sprintf("%d unfinished, of them %d held", st.GetUnfinishedTasks(), st.GetHeldTasks())},
 	}
+}
+
+// claim says who has a lock, or waits for it behind whom.
+func claim(l *agentv1.LockClaim) string {
+	names, whose := strings.Join(l.GetNames(), ", "), fmt.Sprintf("task %s (%s)", l.GetTaskId(), l.GetKind())
+	switch {
+	case !l.GetGranted():
+		return fmt.Sprintf("%s: %s waits since %s behind %s", names, whose, clock(l.GetSince()), strings.Join(l.GetBehind(), ", "))
+	case l.GetHeld():
+		return fmt.Sprintf("%s: %s has it since %s, and is held for a person", names, whose, clock(l.GetSince()))
+	}
+	return fmt.Sprintf("%s: %s has it since %s", names, whose, clock(l.GetSince()))
 }
 
 func (a *app) printTasks(j *agentv1.ListJournalResponse) error {

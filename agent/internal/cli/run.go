@@ -56,6 +56,7 @@ func (a *app) run(ctx context.Context, cfg configfile.Config) error {
 		Executable: executable, Version: a.version, Registry: all.Registry(), Logger: log,
 		Server: cfg.Server, SocketGroup: cfg.SocketGroup, Labels: cfg.Labels,
 		OutputBytesPerSecond: cfg.OutputBytesPerSecond, OutputRetention: cfg.OutputRetention,
+		RebootsMost: cfg.RebootsMost, RebootsWithin: cfg.RebootsWithin,
 		Watchdog: watchdog,
 		Notify: func(state string) {
 			if _, err := daemon.SdNotify(false, state); err != nil {

@@ -51,6 +51,9 @@ type Config struct {
 	// OutputRetention is how long outputs are kept that the server never
 	// acknowledged.
 	OutputRetention time.Duration
+	// RebootsMost is how many reboots tasks may ask for within RebootsWithin.
+	RebootsMost   int
+	RebootsWithin time.Duration
 }
 
 // file is the format.
@@ -68,6 +71,10 @@ type file struct {
 		BytesPerSecond int    `yaml:"bytes_per_second"`
 		Retention      string `yaml:"retention"`
 	} `yaml:"output"`
+	Reboots struct {
+		Most   int    `yaml:"most"`
+		Within string `yaml:"within"`
+	} `yaml:"reboots"`
 }
 
 // defaults is the file that says nothing.
@@ -78,6 +85,7 @@ func defaults() file {
 	}
 	f.Output.BytesPerSecond = 256 << 10
 	f.Output.Retention = "168h"
+	f.Reboots.Most, f.Reboots.Within = 3, "24h"
 	return f
 }
 
@@ -175,7 +183,15 @@ func (f *file) config() (Config, error) {
 	if err != nil || keep < time.Hour || keep > 90*24*time.Hour {
 		bad("output.retention: %q: want a duration of 1h to 2160h, for example 168h", f.Output.Retention)
 	}
+	if f.Reboots.Most < 0 || f.Reboots.Most > 1000 {
+		bad("reboots.most: %d: want 0 to 1000; 0 keeps tasks from rebooting the node", f.Reboots.Most)
+	}
+	within, err := time.ParseDuration(f.Reboots.Within)
+	if err != nil || within < time.Minute || within > 30*24*time.Hour {
+		bad("reboots.within: %q: want a duration of 1m to 720h, for example 24h", f.Reboots.Within)
+	}
 	return Config{
+		RebootsMost: f.Reboots.Most, RebootsWithin: within,
 		Server: f.Server, StateDir: f.StateDir, RunDir: f.RunDir, PolicyFile: f.PolicyFile, JoinFile: f.JoinFile,
 		SocketGroup: f.SocketGroup, Labels: f.Labels, LogLevel: level,
 		OutputBytesPerSecond: f.Output.BytesPerSecond, OutputRetention: keep,

@@ -22,7 +22,7 @@ func TestDefaults(t *testing.T) {
 	want := configfile.Config{
 		StateDir: "/var/lib/millwright", RunDir: "/run/millwright", PolicyFile: "/etc/millwright/policy.yaml",
 		JoinFile: "/etc/millwright/join.json", LogLevel: slog.LevelInfo,
-		OutputBytesPerSecond: 262144, OutputRetention: 7 * 24 * time.Hour,
+		OutputBytesPerSecond: 262144, OutputRetention: 7 * 24 * time.Hour, RebootsMost: 3, RebootsWithin: 24 * time.Hour,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
@@ -43,6 +43,9 @@ log_level: debug
 output:
   bytes_per_second: 65536
   retention: 24h
+reboots:
+  most: 0
+  within: 1h
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +53,7 @@ output:
 	want := configfile.Config{
 		Server: "[fd00::1]:7443", StateDir: "/s", RunDir: "/r", PolicyFile: "/p", JoinFile: "/j", SocketGroup: "ops",
 		Labels: map[string]string{"pool": "a 1", "gpu/model": "h100"}, LogLevel: slog.LevelDebug,
-		OutputBytesPerSecond: 65536, OutputRetention: 24 * time.Hour,
+		OutputBytesPerSecond: 65536, OutputRetention: 24 * time.Hour, RebootsMost: 0, RebootsWithin: time.Hour,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)

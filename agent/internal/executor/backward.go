@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
@@ -82,7 +84,7 @@ func (t *task) backward(ctx context.Context) error {
 				t.rec.GetMessage(), i, t.plan.GetSteps()[i].GetTitle(), err), i, t.steps[i])
 		}
 	}
-	e := end{state: failed, reason: t.rec.GetReason(), message: t.rec.GetMessage(), undo: t.undone()}
+	e := end{state: failed, reason: t.rec.GetReason(), message: t.rec.GetMessage() + t.undoReport(), undo: t.undone()}
 	if t.rec.GetReason() == reasonCancelled {
 		e.state = cancelled
 	}
@@ -97,17 +99,17 @@ func (t *task) undo(ctx context.Context, i int) error {
 		return err
 	}
 	if sr.GetPhase() != taskv1.StepPhase_STEP_PHASE_UNDOING {
-		sr.Phase = taskv1.StepPhase_STEP_PHASE_UNDOING
+		sr.Phase, sr.UndoBegan = taskv1.StepPhase_STEP_PHASE_UNDOING, durationpb.New(t.spent())
 		if err := t.putStep(i); err != nil {
 			return err
 		}
 		crash.Point("executor.undo.begun")
 	}
 	crash.Point("executor.undo.step")
-	limited, done := context.WithTimeout(ctx, max(planned.GetTimeout().AsDuration(), stepTimeout))
+	limited, done := t.undoing(ctx, i)
 	defer done()
-	err = t.retry(limited, undoTries, func() error {
-		return step.Undo(limited, t.e.cfg.Hosts.ForStep(t.id, uint32(i)), sr.GetBefore())
+	_, err = retry(limited, t, undoTries, func() (struct{}, error) {
+		return struct{}{}, step.Undo(limited, t.e.cfg.Hosts.ForStep(t.id, uint32(i)), sr.GetBefore())
 	})
 	crash.Point("executor.undo.changed")
 	switch {
@@ -128,6 +130,14 @@ func (t *task) undo(ctx context.Context, i int) error {
 	return nil
 }
 
+// undoing gives the undo of a step its time, which a restart does not begin
+// anew. However long the agent was away, it is tried once more.
+func (t *task) undoing(ctx context.Context, i int) (context.Context, func()) {
+	d := max(t.plan.GetSteps()[i].GetTimeout().AsDuration(), stepTimeout)
+	d -= max(0, t.spent()-t.steps[i].GetUndoBegan().AsDuration())
+	return context.WithTimeoutCause(ctx, max(d, lastCheck), errStepTimeout)
+}
+
 // undone says what became of the steps.
 func (t *task) undone() taskv1.UndoState {
 	out := taskv1.UndoState_UNDO_STATE_NOT_NEEDED
@@ -143,15 +153,19 @@ func (t *task) undone() taskv1.UndoState {
 	return out
 }
 
-// holdUnknown holds a task of which a step may or may not have happened.
+// holdUnknown holds a task of which a step may or may not have happened, or may
+// happen yet.
 func (t *task) holdUnknown(ctx context.Context, err error) error {
-	i := len(t.steps) - 1
+	i, reason := len(t.steps)-1, reasonOutcomeUnknown
 	var u *unknown
 	if errors.As(err, &u) {
 		i = u.step
 	}
+	if errors.Is(err, errHangs) {
+		reason = reasonHostHangs
+	}
 	t.steps[i].Error = err.Error()
-	return t.hold(ctx, reasonOutcomeUnknown, fmt.Sprintf(
+	return t.hold(ctx, reason, fmt.Sprintf(
 		"step %d (%s): %v; it is never run again by itself: see on the node what it did, then settle the task with task resolve",
 		i, t.plan.GetSteps()[i].GetTitle(), err), i, t.steps[i])
 }
@@ -169,6 +183,9 @@ func (t *task) hold(ctx context.Context, reason, message string, i int, sr *agen
 				return err
 			}
 		}
+		if rec.GetEvents() >= MaxEvents-1 {
+			return nil // the server was told before, and not that it went on
+		}
 		return t.emit(tx, rec, &taskv1.Event{Payload: &taskv1.Event_Held{Held: &taskv1.TaskHeld{
 			TaskId: t.id, Reason: reason, Message: message, Steps: outcomes(t.steps),
 		}}})
@@ -177,6 +194,7 @@ func (t *task) hold(ctx context.Context, reason, message string, i int, sr *agen
 		return err
 	}
 	crash.Point("executor.held")
+	t.e.locks.stick(t.grant)
 	t.log.ErrorContext(ctx, "task is held", "reason", reason, "why", message)
 	return nil
 }

@@ -64,7 +64,7 @@ func (t *task) askLocks() {
 	if t.planOnly() {
 		locks = shared(locks)
 	}
-	t.grant = t.e.locks.request(t.id, locks)
+	t.grant = t.e.locks.request(t.id, locks, t.kind.PassesHeld)
 }
 
 func (t *task) releaseLocks() {
@@ -140,15 +140,27 @@ func (t *task) haveLocks(ctx context.Context) (bool, error) {
 		return true, nil
 	default:
 	}
-	return false, t.waitFor(ctx, reasonLocked, t.e.locks.behind(t.grant), t.grant.given, lookAgain)
+	why, moved := t.e.locks.behind(t.grant)
+	if why == "" {
+		return false, nil // it has them by now
+	}
+	return false, t.waitFor(ctx, reasonLocked, why, moved, lookAgain)
 }
 
-// waitFor says in the journal why the task waits, once, and waits until early
-// is closed, ctx ends or the time is over, whichever comes first.
+// waitFor says in the journal why the task waits, when that is another reason or
+// message than before, and waits until early is closed, ctx ends or the time is
+// over, whichever comes first. The last event that there is room for is kept for
+// another reason: who else is ahead is then only told on the node.
 func (t *task) waitFor(ctx context.Context, reason, message string, early <-chan struct{}, d time.Duration) error {
-	if t.rec.GetState() != taskv1.TaskState_TASK_STATE_WAITING || t.rec.GetReason() != reason {
+	same := t.rec.GetState() == taskv1.TaskState_TASK_STATE_WAITING && t.rec.GetReason() == reason
+	if !same || t.rec.GetMessage() != message {
 		err := t.commit(func(tx *state.Tx, rec *agentv1.TaskRecord) error {
 			rec.State, rec.Reason, rec.Message = taskv1.TaskState_TASK_STATE_WAITING, reason, message
+			if !same {
+				rec.WaitTime = t.e.now()
+			} else if rec.GetEvents() >= maxBeforePlan-1 {
+				return nil
+			}
 			return t.emitOptional(tx, rec, &taskv1.Event{Payload: &taskv1.Event_Waiting{
 				Waiting: &taskv1.TaskWaiting{TaskId: t.id, Reason: reason, Message: message},
 			}})
@@ -196,6 +208,13 @@ func (t *task) makePlan(ctx, stoppable context.Context) (bool, error) {
 	if refusal := t.checkPlan(plan, digest); refusal != nil {
 		return false, t.finish(ctx, end{state: refused, reason: refusal.Reason, message: refusal.Message})
 	}
+	refusal, err := t.rebootBudget(plan)
+	if err != nil {
+		return false, err
+	}
+	if refusal != nil {
+		return false, t.finish(ctx, end{state: refused, reason: refusal.Reason, message: refusal.Message})
+	}
 	crash.Point("executor.plan.made")
 	if err := t.freeze(plan, encoded, digest); err != nil {
 		return false, err
@@ -204,14 +223,12 @@ func (t *task) makePlan(ctx, stoppable context.Context) (bool, error) {
 	return true, t.load()
 }
 
-func (t *task) planned(ctx context.Context) (plan *taskv1.Plan, err error) {
+func (t *task) planned(ctx context.Context) (*taskv1.Plan, error) {
 	ctx, done := context.WithTimeout(ctx, planFor)
 	defer done()
-	err = t.retry(ctx, 1<<20, func() (err error) {
-		plan, err = t.e.cfg.Registry.Plan(ctx, t.e.cfg.Hosts.Prober(), t.kind, t.spec)
-		return err
+	return retry(ctx, t, 1<<20, func() (*taskv1.Plan, error) {
+		return t.e.cfg.Registry.Plan(ctx, t.e.cfg.Hosts.Prober(), t.kind, t.spec)
 	})
-	return plan, err
 }
 
 // checkPlan refuses a plan that is not the one approved, or that disturbs more

@@ -138,6 +138,15 @@ func taskIDOf(signed *taskv1.SignedLeaf) string {
 	return leaf.GetTaskId()
 }
 
+// kindOf is the kind that a leaf names, or "".
+func kindOf(signed *taskv1.SignedLeaf) string {
+	leaf := new(taskv1.TaskLeaf)
+	if proto.Unmarshal(signed.GetLeaf(), leaf) != nil {
+		return ""
+	}
+	return leaf.GetKind()
+}
+
 func knownAnswer(tx *state.Tx, id string) (*agentv1.Accepted, error) {
 	meta, err := tx.Journal()
 	if err != nil {

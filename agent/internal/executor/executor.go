@@ -70,6 +70,8 @@ type Config struct {
 	BootID string
 	// Room says why the node's disk has no room for one more task, or nil.
 	Room func() error
+	// Reboots bounds how often tasks reboot the node.
+	Reboots RebootBudget
 }
 
 // Executor carries tasks out. Its methods are safe for concurrent use; Run is
@@ -84,13 +86,17 @@ type Executor struct {
 	live    map[string]*task // tasks that a goroutine has or will get; guarded by mu
 	pending []*task          // tasks that wait for their goroutine; guarded by mu
 	broken  error            // why the journal could not be written last; guarded by mu
+	inCall  map[string]int   // calls to the node that go on, by task; guarded by mu
+
+	// calls are the calls to the node. Those that hang are not waited for.
+	calls sync.WaitGroup
 }
 
 // New returns an executor that does nothing until Run.
 func New(cfg Config) *Executor {
 	return &Executor{
 		cfg: cfg, log: cfg.Logger, locks: newLockTable(),
-		wake: make(chan struct{}, 1), live: map[string]*task{},
+		wake: make(chan struct{}, 1), live: map[string]*task{}, inCall: map[string]int{},
 	}
 }
 
@@ -102,8 +108,9 @@ const (
 )
 
 // Run carries on with the tasks that have not ended, and then with those that
-// are accepted, until ctx ends. It returns nil once nothing of it goes on.
-// Commands that run are left running, to be found again.
+// are accepted, until ctx ends. It returns nil once nothing of it goes on,
+// calls to the node excepted that hang and were given up. Commands that run are
+// left running, to be found again.
 func (e *Executor) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -129,7 +136,8 @@ func (e *Executor) Run(ctx context.Context) error {
 func (e *Executor) launch(t *task) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.live[t.id] != nil {
+	if t2 := e.live[t.id]; t2 != nil {
+		t2.once = false // it may be about to end, and looks once more then
 		return
 	}
 	e.live[t.id] = t
@@ -150,21 +158,34 @@ func (e *Executor) take() []*task {
 
 // run carries a task on until it has ended, is held, or ctx ends.
 func (e *Executor) run(ctx context.Context, t *task) {
-	defer func() {
-		e.mu.Lock()
-		delete(e.live, t.id)
-		e.mu.Unlock()
-	}()
 	for pause := patience; ; pause = min(2*pause, maxPatience) {
+		e.mu.Lock()
+		t.once = true
+		e.mu.Unlock()
 		err := t.carryOn(ctx)
-		if err == nil || ctx.Err() != nil {
+		if e.left(t, err == nil || ctx.Err() != nil) {
 			return
+		}
+		if err == nil {
+			continue
 		}
 		t.log.ErrorContext(ctx, "task stopped where it is", "err", err, "again_in", pause)
 		if !clock.Sleep(ctx, pause) {
 			return
 		}
 	}
+}
+
+// left forgets a task that has ended, is held or is to stop, unless it was
+// launched anew meanwhile.
+func (e *Executor) left(t *task, over bool) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !over || !t.once {
+		return false
+	}
+	delete(e.live, t.id)
+	return true
 }
 
 func (e *Executor) sweep(ctx context.Context) {

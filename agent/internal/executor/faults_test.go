@@ -109,7 +109,7 @@ func TestStepUnknownAfterReboot(t *testing.T) {
 	n.boot = "boot-2"
 	n.open()
 	n.e = executor.New(executor.Config{
-		Journal: n.store, Gate: n.gate, Hosts: noHosts{}, Registry: n.w.kinds(), Clock: n.clock, Logger: discard(), BootID: n.boot, Room: anyRoom,
+		Journal: n.store, Gate: n.gate, Hosts: noHosts{}, Registry: n.w.kinds(), Clock: n.clock, Logger: discard(), BootID: n.boot, Room: anyRoom, Reboots: executor.RebootBudget{Most: 3, Within: 24 * time.Hour},
 	})
 	n.start()
 	want(t, n.ended(1), held, noUndo, "UNDO_FAILED")
@@ -191,7 +191,7 @@ func TestRestoreOfUnknownKind(t *testing.T) {
 		n.gate = slowGate{openGate: openGate{n.w.registry()}, during: func() {}, err: &gate.Refusal{Reason: gate.ReasonUnknownKind, Message: "unknown kind"}}
 		n.open()
 		n.e = executor.New(executor.Config{
-			Journal: n.store, Gate: n.gate, Hosts: noHosts{}, Registry: tasks.NewRegistry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Room: anyRoom,
+			Journal: n.store, Gate: n.gate, Hosts: noHosts{}, Registry: tasks.NewRegistry(), Clock: n.clock, Logger: discard(), BootID: n.boot, Room: anyRoom, Reboots: executor.RebootBudget{Most: 3, Within: 24 * time.Hour},
 		})
 		n.start()
 		n.until(func(ev *taskv1.Event) bool {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/state"
@@ -25,6 +26,7 @@ const (
 	reasonResultFailed   = "RESULT_FAILED"
 	reasonOutcomeUnknown = "OUTCOME_UNKNOWN"
 	reasonUndoFailed     = "UNDO_FAILED"
+	reasonHostHangs      = "HOST_HANGS"
 )
 
 const (
@@ -64,7 +66,7 @@ func (t *task) forward(ctx context.Context) error {
 			return err
 		}
 		return t.backward(ctx)
-	case errors.Is(err, host.ErrOutcomeUnknown):
+	case errors.Is(err, host.ErrOutcomeUnknown), errors.Is(err, errHangs):
 		return t.holdUnknown(ctx, err)
 	default:
 		return err
@@ -107,7 +109,7 @@ func (t *task) step(ctx context.Context, i int) error {
 		case taskv1.StepPhase_STEP_PHASE_UNSPECIFIED:
 			err, fresh = t.observe(ctx, i, step), true
 		case taskv1.StepPhase_STEP_PHASE_OBSERVED:
-			err = t.apply(ctx, i, step, fresh)
+			err, fresh = t.apply(ctx, i, step, fresh), false
 		case taskv1.StepPhase_STEP_PHASE_APPLIED:
 			err = t.verify(ctx, i, step)
 		default:
@@ -137,16 +139,19 @@ func (t *task) observe(ctx context.Context, i int, step tasks.Step) error {
 	}
 	sr := t.steps[i]
 	start := t.e.now()
-	var before []byte
-	err := t.retry(ctx, verifyTries, func() (err error) {
-		before, err = step.Observe(ctx, t.e.cfg.Hosts.Prober())
-		return err
+	limited, done := t.reading(ctx)
+	defer done()
+	before, err := retry(limited, t, verifyTries, func() ([]byte, error) {
+		return step.Observe(limited, t.e.cfg.Hosts.Prober())
 	})
 	if err != nil {
-		return t.stepError(ctx, i, err)
+		return t.readError(ctx, limited, i, err)
 	}
 	sr.Phase, sr.Before, sr.Attempts = taskv1.StepPhase_STEP_PHASE_OBSERVED, before, 1
-	sr.BootId, sr.StartTime = t.e.cfg.BootID, start
+	sr.BootId, sr.StartTime, sr.TryBegan = t.e.cfg.BootID, start, durationpb.New(t.spent())
+	if d := t.plan.GetSteps()[i].GetStartDelay().AsDuration(); d > 0 {
+		t.wait(i, d)
+	}
 	_, command := step.(tasks.CommandStep)
 	err = t.e.update(func(tx *state.Tx) error {
 		if command {
@@ -162,15 +167,14 @@ func (t *task) observe(ctx context.Context, i int, step tasks.Step) error {
 
 func (t *task) verify(ctx context.Context, i int, step tasks.Step) error {
 	sr := t.steps[i]
-	limited, done := context.WithTimeout(ctx, stepTimeout)
+	limited, done := t.reading(ctx)
 	defer done()
-	err := t.retry(limited, verifyTries, func() error { return step.Verify(limited, t.e.cfg.Hosts.Prober()) })
-	if err != nil {
-		return t.stepError(ctx, i, err)
+	if err := t.verifies(limited, step); err != nil {
+		return t.readError(ctx, limited, i, err)
 	}
 	sr.Phase, sr.EndTime, sr.BootId = taskv1.StepPhase_STEP_PHASE_VERIFIED, t.e.now(), t.e.cfg.BootID
 	last := i == len(t.steps)-1
-	err = t.e.update(func(tx *state.Tx) error {
+	err := t.e.update(func(tx *state.Tx) error {
 		if err := tx.PutStep(t.id, uint32(i), sr); err != nil || last {
 			return err // the last event tells of the last step
 		}
@@ -205,7 +209,7 @@ func (t *task) deadline() time.Duration {
 
 // remaining is how much of its time the task has left, by CLOCK_BOOTTIME.
 func (t *task) remaining() time.Duration {
-	return t.deadline() - (t.e.cfg.Clock.Boot() - t.rec.GetStartBootTime().AsDuration())
+	return t.deadline() - t.spent()
 }
 
 // conclude verifies the whole. From its beginning on it is too late to cancel.
@@ -228,7 +232,7 @@ func (t *task) conclude(ctx context.Context) (*anypb.Any, error) {
 	}
 	limited, done := context.WithTimeout(ctx, max(t.remaining(), lastCheck))
 	defer done()
-	err := t.retry(limited, verifyTries, func() error { return t.kind.Verify(limited, t.e.cfg.Hosts.Prober(), t.spec) })
+	err := t.check(limited, func() error { return t.kind.Verify(limited, t.e.cfg.Hosts.Prober(), t.spec) })
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -245,14 +249,12 @@ func (t *task) conclude(ctx context.Context) (*anypb.Any, error) {
 	return result, nil
 }
 
-func (t *task) result(ctx context.Context) (result *anypb.Any, err error) {
+func (t *task) result(ctx context.Context) (*anypb.Any, error) {
 	outs := make([][]byte, len(t.steps))
 	for i, sr := range t.steps {
 		outs[i] = sr.GetOut()
 	}
-	err = t.retry(ctx, verifyTries, func() (err error) {
-		result, err = t.kind.Result(ctx, t.e.cfg.Hosts.Prober(), t.spec, outs)
-		return err
+	return retry(ctx, t, verifyTries, func() (*anypb.Any, error) {
+		return t.kind.Result(ctx, t.e.cfg.Hosts.Prober(), t.spec, outs)
 	})
-	return result, err
 }

@@ -130,7 +130,7 @@ func assignment(id, kind string, spec proto.Message, change ...func(*taskv1.Task
 	}
 	leaf := &taskv1.TaskLeaf{
 		TaskId: id, Node: "gpu-001", Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind, Revision: 1, Spec: b,
-		AllowedImpact: []taskv1.Impact{taskv1.Impact_IMPACT_SERVICE_RESTART},
+		AllowedImpact: []taskv1.Impact{taskv1.Impact_IMPACT_SERVICE_RESTART, taskv1.Impact_IMPACT_REBOOT},
 	}
 	for _, f := range change {
 		f(leaf)

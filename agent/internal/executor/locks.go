@@ -15,25 +15,28 @@ import (
 // circle.
 type lockTable struct {
 	mu    sync.Mutex
-	order []*grant // held or asked for, in the order of the requests; guarded by mu
+	order []*grant      // held or asked for, in the order of the requests; guarded by mu
+	moved chan struct{} // closed and made anew whenever the order changes; guarded by mu
 }
 
 // grant is one task's locks.
 type grant struct {
 	owner string
 	locks []tasks.Lock
+	past  bool          // it does not wait for those whose task is held for a person
 	given chan struct{} // closed once they are held
 	held  bool          // guarded by the table's mu
+	stuck bool          // its task is held for a person; guarded by the table's mu
 }
 
-func newLockTable() *lockTable { return &lockTable{} }
+func newLockTable() *lockTable { return &lockTable{moved: make(chan struct{})} }
 
 // request asks for locks. The caller waits for the grant's channel, and calls
-// release in any case.
-func (l *lockTable) request(owner string, locks []tasks.Lock) *grant {
+// release in any case. One that goes past held tasks does not wait for them.
+func (l *lockTable) request(owner string, locks []tasks.Lock, past bool) *grant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g := &grant{owner: owner, locks: locks, given: make(chan struct{})}
+	g := &grant{owner: owner, locks: locks, past: past, given: make(chan struct{})}
 	l.order = append(l.order, g)
 	l.settle()
 	return g
@@ -41,7 +44,7 @@ func (l *lockTable) request(owner string, locks []tasks.Lock) *grant {
 
 // try gives the locks now or returns nil.
 func (l *lockTable) try(owner string, locks []tasks.Lock) *grant {
-	g := l.request(owner, locks)
+	g := l.request(owner, locks, false)
 	select {
 	case <-g.given:
 		return g
@@ -62,6 +65,37 @@ func (l *lockTable) release(g *grant) {
 	l.settle()
 }
 
+// stick notes that the task of a grant is held for a person. A nil grant is
+// fine.
+func (l *lockTable) stick(g *grant) {
+	if g == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g.stuck = true
+	l.settle()
+}
+
+// unstick notes that the task of a grant is no longer held for a person. While
+// one that went past it has its locks it names that one, and changes nothing. A
+// nil grant is fine.
+func (l *lockTable) unstick(g *grant) (past string, ok bool) {
+	if g == nil {
+		return "", true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, other := range l.order {
+		if _, _, clash := conflict(g.locks, other.locks); clash && other != g && other.held {
+			return other.owner, false
+		}
+	}
+	g.stuck = false
+	l.settle()
+	return "", true
+}
+
 // of returns the grant of an owner, or nil.
 func (l *lockTable) of(owner string) *grant {
 	l.mu.Lock()
@@ -74,36 +108,67 @@ func (l *lockTable) of(owner string) *grant {
 	return nil
 }
 
-// behind says in words what a grant waits for; empty when it is held.
-func (l *lockTable) behind(g *grant) string {
+// behind says in words what a grant waits for, empty when it is held, and
+// returns a channel that is closed when that may have changed.
+func (l *lockTable) behind(g *grant) (string, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if g.held {
-		return ""
+		return "", l.moved
 	}
 	for _, other := range l.order {
 		if other == g {
 			break
 		}
-		if mine, theirs, ok := conflict(g.locks, other.locks); ok {
-			verb := "which is held"
-			if !other.held {
-				verb = "which is asked for before"
-			}
-			return fmt.Sprintf("waits for %s: it conflicts with %s, %s by task %s", mine.Name, theirs.Name, verb, other.owner)
+		mine, theirs, ok := g.waitsFor(other)
+		if !ok {
+			continue
 		}
+		verb := "which is held"
+		switch {
+		case !other.held:
+			verb = "which is asked for before"
+		case other.stuck:
+			verb = "which is kept until a person settles it,"
+		}
+		return fmt.Sprintf("waits for %s: it conflicts with %s, %s by task %s", mine.Name, theirs.Name, verb, other.owner), l.moved
 	}
-	return ""
+	return "", l.moved
 }
 
-// settle gives out what can be given. mu is held.
+// claim is a grant as it is told.
+type claim struct {
+	owner       string
+	locks       []tasks.Lock
+	held, stuck bool
+	behind      []string // the owners for which it waits
+}
+
+// claims returns all grants, in the order of their requests.
+func (l *lockTable) claims() []claim {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make([]claim, len(l.order))
+	for i, g := range l.order {
+		out[i] = claim{owner: g.owner, locks: slices.Clone(g.locks), held: g.held, stuck: g.stuck}
+		for _, before := range l.order[:i] {
+			if _, _, ok := g.waitsFor(before); ok && !g.held {
+				out[i].behind = append(out[i].behind, before.owner)
+			}
+		}
+	}
+	return out
+}
+
+// settle gives out what can be given, and tells all who wait that something has
+// moved. mu is held.
 func (l *lockTable) settle() {
 	for i, g := range l.order {
 		if g.held {
 			continue
 		}
 		free := !slices.ContainsFunc(l.order[:i], func(before *grant) bool {
-			_, _, ok := conflict(g.locks, before.locks)
+			_, _, ok := g.waitsFor(before)
 			return ok
 		})
 		if free {
@@ -111,6 +176,17 @@ func (l *lockTable) settle() {
 			close(g.given)
 		}
 	}
+	close(l.moved)
+	l.moved = make(chan struct{})
+}
+
+// waitsFor reports whether g has to wait for one that asked before it, and for
+// which of its locks.
+func (g *grant) waitsFor(before *grant) (mine, theirs tasks.Lock, ok bool) {
+	if g.past && before.stuck {
+		return tasks.Lock{}, tasks.Lock{}, false
+	}
+	return conflict(g.locks, before.locks)
 }
 
 func conflict(a, b []tasks.Lock) (mine, theirs tasks.Lock, ok bool) {

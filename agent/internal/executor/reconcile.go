@@ -113,7 +113,9 @@ func (e *Executor) see(ctx context.Context, key string, patient bool) (bool, err
 	if now, err := e.intent(key); err != nil || !sameIntent(now, in) {
 		return false, err // a task had it before the locks were taken: look again
 	}
-	err = t.retry(ctx, verifyTries, func() error { return adm.Kind.Verify(ctx, e.cfg.Hosts.Prober(), adm.Spec) })
+	limited, unlimit := context.WithTimeout(ctx, stepTimeout)
+	defer unlimit()
+	err = t.check(limited, func() error { return adm.Kind.Verify(limited, e.cfg.Hosts.Prober(), adm.Spec) })
 	if err == nil {
 		t.log.InfoContext(ctx, "intent is verified after a boot", "intent", key)
 		return true, nil

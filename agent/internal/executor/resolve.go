@@ -97,6 +97,9 @@ func (e *Executor) settle(ctx context.Context, s settlement, also func(*state.Tx
 	if refusal := s.check(t.rec); refusal != nil {
 		return 0, refusal
 	}
+	if s.as == taskv1.ResolveAs_RESOLVE_AS_UNDO {
+		return e.undoHeld(ctx, t, s, also)
+	}
 	to, err := e.settled(ctx, t, s)
 	if err != nil {
 		return 0, err
@@ -145,7 +148,7 @@ func (e *Executor) settled(ctx context.Context, t *task, s settlement) (end, err
 		return end{state: abandoned, undo: t.leftAs(), reason: t.rec.GetReason(), message: message, assertedBy: s.by}, nil
 	case taskv1.ResolveAs_RESOLVE_AS_ACCEPT:
 	default:
-		return end{}, precondition("task %s: a held task can be settled as accept or abandon", s.taskID)
+		return end{}, precondition("task %s: a held task can be settled as undo, accept or abandon", s.taskID)
 	}
 	if err := t.open(); err != nil {
 		return end{}, precondition("task %s: %v", s.taskID, err)
@@ -156,7 +159,7 @@ func (e *Executor) settled(ctx context.Context, t *task, s settlement) (end, err
 	}
 	limited, done := context.WithTimeout(ctx, lastCheck)
 	defer done()
-	err := t.retry(limited, verifyTries, func() error { return t.kind.Verify(limited, e.cfg.Hosts.Prober(), t.spec) })
+	err := t.check(limited, func() error { return t.kind.Verify(limited, e.cfg.Hosts.Prober(), t.spec) })
 	if err == nil {
 		to.result, err = t.result(limited)
 	}

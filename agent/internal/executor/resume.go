@@ -46,6 +46,9 @@ func (e *Executor) resumeAll(ctx context.Context) error {
 		if waits(t.rec) == 0 {
 			t.relock(ctx)
 		}
+		if t.rec.GetState() == taskv1.TaskState_TASK_STATE_HELD {
+			e.locks.stick(t.grant)
+		}
 		if t.rec.GetState() != taskv1.TaskState_TASK_STATE_HELD {
 			e.launch(t)
 		}
@@ -97,6 +100,9 @@ func (t *task) carryOn(ctx context.Context) error {
 	if err := t.takeUp(ctx); err != nil {
 		return err
 	}
+	if why := t.loops(); why != "" {
+		return t.hold(ctx, reasonRebootLoop, why, -1, nil)
+	}
 	if t.rec.GetUndoing() {
 		return t.backward(ctx)
 	}
@@ -113,6 +119,7 @@ func (t *task) takeUp(ctx context.Context) error {
 	err := t.commit(func(tx *state.Tx, rec *agentv1.TaskRecord) error {
 		if rebooted {
 			rec.BootId = t.e.cfg.BootID
+			rec.Boots++
 			rec.StartBootTime = durationpb.New(t.e.cfg.Clock.Boot() - t.wallSpent(rec))
 		}
 		return t.emitOptional(tx, rec, &taskv1.Event{Payload: &taskv1.Event_Resumed{Resumed: &taskv1.TaskResumed{
@@ -177,7 +184,9 @@ func (t *task) rebooted(ctx context.Context, i int, step tasks.Step) error {
 	if !done || !again || sr.GetBootId() == t.e.cfg.BootID {
 		return nil
 	}
-	err := t.retry(ctx, verifyTries, func() error { return step.Verify(ctx, t.e.cfg.Hosts.Prober()) })
+	limited, unlimit := t.reading(ctx)
+	defer unlimit()
+	err := t.verifies(limited, step)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -185,7 +194,7 @@ func (t *task) rebooted(ctx context.Context, i int, step tasks.Step) error {
 		t.log.InfoContext(ctx, "a reboot has undone a step", "step", i, "err", err)
 		sr.Phase = taskv1.StepPhase_STEP_PHASE_OBSERVED
 	case err != nil:
-		return &failure{reason: reasonStepFailed, message: stepMessage(i, planned, err), step: i}
+		return t.readError(ctx, limited, i, err)
 	default:
 		sr.Phase = taskv1.StepPhase_STEP_PHASE_VERIFIED
 	}

@@ -8,12 +8,10 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"sync"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/gate"
 	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
@@ -52,6 +50,7 @@ type task struct {
 	fresh   *agentv1.TaskRecord // what begins a task that the journal does not have
 	grant   *grant              // its locks; asked for or held
 	resumed bool                // whether it was taken up in this life of the agent
+	once    bool                // nobody has launched it again; guarded by the executor's mu
 
 	cancel cancelSwitch
 }
@@ -230,25 +229,6 @@ func (t *task) guard(fn func() error) (err error) {
 		}
 	}()
 	return fn()
-}
-
-// retry calls fn until it succeeds or says something about the node rather than
-// about reaching it, at most tries times.
-func (t *task) retry(ctx context.Context, tries int, fn func() error) error {
-	for pause, i := 10*time.Millisecond, 1; ; pause, i = min(4*pause, 10*time.Second), i+1 {
-		err := t.guard(fn)
-		var reason *tasks.ReasonError
-		var panicked *panicked
-		final := err == nil || errors.Is(err, tasks.ErrNotSatisfied) || errors.Is(err, tasks.ErrPrecondition) ||
-			errors.Is(err, tasks.ErrIrreversible) || errors.As(err, &reason) || errors.As(err, &panicked)
-		if final || i >= tries || ctx.Err() != nil {
-			return err
-		}
-		t.log.WarnContext(ctx, "trying again", "err", err, "again_in", pause)
-		if !clock.Sleep(ctx, pause) {
-			return err
-		}
-	}
 }
 
 // cancelSwitch carries a person's wish to stop a task to its goroutine.

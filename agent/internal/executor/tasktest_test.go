@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/executor"
 	"github.com/gpuaas/millwright/agent/internal/state"
@@ -61,7 +62,7 @@ func (r *runner) Run(ctx context.Context, p *tasktest.Process, t tasktest.Task) 
 	}
 	e := executor.New(executor.Config{
 		Journal: killable{r.store, p.Point}, Gate: openGate{r.reg}, Hosts: p.Hosts(), Registry: r.reg,
-		Clock: r.clock, Logger: discard(), BootID: boot, Room: anyRoom,
+		Clock: r.clock, Logger: discard(), BootID: boot, Room: anyRoom, Reboots: executor.RebootBudget{Most: 3, Within: 24 * time.Hour},
 	})
 	a := assignment(t.ID, t.Kind, t.Spec)
 	known := r.store.View(func(tx *state.Tx) error { _, err := tx.Task(t.ID); return err }) == nil

@@ -166,6 +166,11 @@ func (s program) Undo(context.Context, host.Host, []byte) error {
 	return fmt.Errorf("program %s: %w", s.name, tasks.ErrIrreversible)
 }
 
+// stubborn is a toggle that may be tried three times.
+type stubborn struct{ toggle }
+
+func (stubborn) Retry() (uint32, time.Duration) { return 3, 10 * time.Second }
+
 // switchTask plans from words such as "a check:b once:c reboot:d": the steps
 // for the switches that are off. The first word also names the lock, unless the
 // spec begins with "@lock ".
@@ -222,6 +227,8 @@ func (w *world) step(word string) tasks.Step {
 	switch {
 	case !ok:
 		return toggle{w, name, &wrapperspb.StringValue{Value: name}}
+	case effect == "retry":
+		return stubborn{toggle{w, name, &taskv1.DirectoryStep{Path: name}}}
 	case effect == "check":
 		return counter{toggle{w, name, &wrapperspb.BytesValue{Value: []byte(name)}}}
 	case effect == "once":
@@ -276,6 +283,7 @@ func (w *world) registry() *tasks.Registry {
 		return tasks.StepInfo{Type: name, Revision: 1, Effect: e, Undoable: e != taskv1.Effect_EFFECT_AT_MOST_ONCE}
 	}
 	tasks.AddStep(r, step("toggle", taskv1.Effect_EFFECT_IDEMPOTENT), func(a *wrapperspb.StringValue) tasks.Step { return w.step(a.GetValue()) })
+	tasks.AddStep(r, step("retry", taskv1.Effect_EFFECT_IDEMPOTENT), func(a *taskv1.DirectoryStep) tasks.Step { return w.step("retry:" + a.GetPath()) })
 	tasks.AddStep(r, step("check", taskv1.Effect_EFFECT_CHECK_THEN_ACT), func(a *wrapperspb.BytesValue) tasks.Step { return w.step("check:" + string(a.GetValue())) })
 	tasks.AddStep(r, step("once", taskv1.Effect_EFFECT_AT_MOST_ONCE), func(a *taskv1.RemoveFileStep) tasks.Step { return w.step("once:" + a.GetPath()) })
 	tasks.AddStep(r, step("reboot", taskv1.Effect_EFFECT_REBOOT), func(a *taskv1.UnitStep) tasks.Step { return w.step("reboot:" + a.GetUnit()) })
@@ -349,7 +357,7 @@ func (n *node) open() {
 	n.store = s
 	n.e = executor.New(executor.Config{
 		Journal: n.journal(s), Gate: n.gate, Hosts: noHosts{}, Registry: n.w.registry(),
-		Clock: n.clock, Logger: discard(), BootID: n.boot, Room: anyRoom,
+		Clock: n.clock, Logger: discard(), BootID: n.boot, Room: anyRoom, Reboots: executor.RebootBudget{Most: 3, Within: 24 * time.Hour},
 	})
 }
 

@@ -198,7 +198,7 @@ func TestResolve(t *testing.T) {
 	}{
 		{"accept", &agentv1.ResolveTaskRequest{TaskId: "t1", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: "seen"}, codes.OK, ""},
 		{"abandon", &agentv1.ResolveTaskRequest{TaskId: "t2", As: taskv1.ResolveAs_RESOLVE_AS_ABANDON, Reason: "gone"}, codes.OK, ""},
-		{"undo", &agentv1.ResolveTaskRequest{TaskId: "t3", As: taskv1.ResolveAs_RESOLVE_AS_UNDO, Reason: "x"}, codes.InvalidArgument, `as: "undo": want accept`},
+		{"undo", &agentv1.ResolveTaskRequest{TaskId: "t3", As: taskv1.ResolveAs_RESOLVE_AS_UNDO, Reason: "x"}, codes.OK, ""},
 		{"no task", &agentv1.ResolveTaskRequest{As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: "x"}, codes.InvalidArgument, "task_id: missing"},
 		{"no reason", &agentv1.ResolveTaskRequest{TaskId: "t4", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: " "}, codes.InvalidArgument, "reason:"},
 		{"long reason", &agentv1.ResolveTaskRequest{TaskId: "t5", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: strings.Repeat("x", 1025)}, codes.InvalidArgument, "reason:"},
@@ -212,7 +212,7 @@ func TestResolve(t *testing.T) {
 			}
 		})
 	}
-	want := []string{"t1 RESOLVE_AS_ACCEPT: seen", "t2 RESOLVE_AS_ABANDON: gone"}
+	want := []string{"t1 RESOLVE_AS_ACCEPT: seen", "t2 RESOLVE_AS_ABANDON: gone", "t3 RESOLVE_AS_UNDO: x"}
 	if got := fmt.Sprint(n.resolved); got != fmt.Sprint(want) {
 		t.Errorf("resolved = %v, want %v", got, want)
 	}

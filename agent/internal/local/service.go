@@ -67,12 +67,12 @@ func (s *Server) ResolveTask(ctx context.Context, r *agentv1.ResolveTaskRequest)
 
 // ParseAs returns the way to settle a held task that a word stands for.
 func ParseAs(as string) (taskv1.ResolveAs, error) {
-	for _, way := range []taskv1.ResolveAs{taskv1.ResolveAs_RESOLVE_AS_ACCEPT, taskv1.ResolveAs_RESOLVE_AS_ABANDON} {
+	for _, way := range []taskv1.ResolveAs{taskv1.ResolveAs_RESOLVE_AS_UNDO, taskv1.ResolveAs_RESOLVE_AS_ACCEPT, taskv1.ResolveAs_RESOLVE_AS_ABANDON} {
 		if as == wordOf(way) {
 			return way, nil
 		}
 	}
-	return 0, fmt.Errorf("as: %q: want accept (it did what it should) or abandon (give it up as it is)", as)
+	return 0, fmt.Errorf("as: %q: want undo (undo what can be undone), accept (it did what it should) or abandon (give it up as it is)", as)
 }
 
 func wordOf(as taskv1.ResolveAs) string {

@@ -196,7 +196,7 @@ func (c *command) pause(begin time.Duration) time.Duration {
 
 func (c *command) terminate() {
 	if !c.stopping {
-		c.stopping, c.killAt = true, c.clock.Boot()+stopGrace
+		c.stopping, c.killAt = true, c.clock.Boot()+graceOr(c.spec.GetStopGrace().AsDuration())
 		c.signal(unix.SIGTERM)
 		c.signal(unix.SIGCONT) // one that is stopped could not end
 	}

@@ -42,16 +42,27 @@ const (
 )
 
 const (
-	// stopGrace is what a command that is to stop has between SIGTERM and SIGKILL.
+	// stopGrace is what a command that is to stop has between SIGTERM and SIGKILL
+	// when nothing else was asked for.
 	stopGrace = 10 * time.Second
 	// drainGrace is how long the output of a command that has ended may still
 	// come, when something that it left behind keeps the pipe.
 	drainGrace = 2 * time.Second
 )
 
-// StopTimeout is how long the unit of a shim has to stop; it is longer than the
-// shim takes to stop its command.
-const StopTimeout = stopGrace + drainGrace + 18*time.Second
+// StopTimeout is how long the unit of a shim has to stop, by the time that its
+// command is given; it is longer than the shim takes to stop its command. After
+// it systemd kills whatever is left in the unit.
+func StopTimeout(grace time.Duration) time.Duration {
+	return graceOr(grace) + drainGrace + time.Second
+}
+
+func graceOr(grace time.Duration) time.Duration {
+	if grace <= 0 {
+		return stopGrace
+	}
+	return grace
+}
 
 // Main is millwrightd shim. Its arguments are the command's directory, or --post
 // and the directory, as systemd runs it when a shim has ended. It returns the

@@ -23,6 +23,7 @@ var (
 	keyHead      = []byte("head")
 	keyAcked     = []byte("acked")
 	keyBoot      = []byte("boot")
+	keyReboots   = []byte("reboots")
 	keyForgotten = []byte("forgotten")
 )
 

@@ -224,6 +224,18 @@ func (tx *Tx) BootID() string { return string(tx.get(bucketMeta, keyBoot)) }
 // PutBootID remembers the boot in which the intents were seen to.
 func (tx *Tx) PutBootID(id string) { tx.put(bucketMeta, keyBoot, []byte(id)) }
 
+// Reboots returns the reboots that tasks have asked for.
+func (tx *Tx) Reboots() (*agentv1.RebootLog, error) {
+	out := new(agentv1.RebootLog)
+	if err := tx.load(bucketMeta, keyReboots, out); err != nil && !errors.Is(err, ErrNotFound) {
+		return nil, err
+	}
+	return out, nil
+}
+
+// PutReboots replaces the reboots that tasks have asked for.
+func (tx *Tx) PutReboots(log *agentv1.RebootLog) error { return tx.store(bucketMeta, keyReboots, log) }
+
 // What caused a task on the node; see TaskRecord.origin.
 const (
 	OriginTask      = agentv1.TaskOrigin_TASK_ORIGIN_ASSIGNED

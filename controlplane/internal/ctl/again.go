@@ -95,12 +95,13 @@ func (a *app) taskResolveCmd() *cobra.Command {
 	o := &signOptions{}
 	var as string
 	cmd := &cobra.Command{
-		Use:   "resolve ID --as accept|abandon",
+		Use:   "resolve ID --as undo|accept|abandon",
 		Short: "Settle a held task by your signed word",
 		Long: `Settle a held task by your signed word, which is a task of kind task.resolve for
 the same node.
 
-accept counts it as succeeded: a kind with a goal must pass its check on the
+undo undoes its steps on the node, as far as they can be undone; it ends failed
+and says what was not undone. accept counts it as succeeded: a kind with a goal must pass its check on the
 node; of an action you assert that it was done. abandon gives it up as it is.`,
 		Example: `  millctl task resolve 0192f7a1 --as abandon --reason 'node was reinstalled' --wait`,
 		Args:    exactly("ID"),
@@ -118,7 +119,7 @@ node; of an action you assert that it was done. abandon gives it up as it is.`,
 			})(cmd, args)
 		},
 	}
-	cmd.Flags().StringVar(&as, "as", "", "how to settle it: accept or abandon")
+	cmd.Flags().StringVar(&as, "as", "", "how to settle it: undo, accept or abandon")
 	o.flags(cmd)
 	a.outputFlag(cmd, formatName)
 	return cmd
@@ -126,14 +127,16 @@ node; of an action you assert that it was done. abandon gives it up as it is.`,
 
 func resolveAs(s string) (taskv1.ResolveAs, error) {
 	switch s {
+	case "undo":
+		return taskv1.ResolveAs_RESOLVE_AS_UNDO, nil
 	case "accept":
 		return taskv1.ResolveAs_RESOLVE_AS_ACCEPT, nil
 	case "abandon":
 		return taskv1.ResolveAs_RESOLVE_AS_ABANDON, nil
 	case "":
-		return 0, usagef("--as is missing: say --as accept or --as abandon")
+		return 0, usagef("--as is missing: say --as undo, --as accept or --as abandon")
 	}
-	return 0, usagef("--as: %q: must be one of accept, abandon", s)
+	return 0, usagef("--as: %q: must be one of undo, accept, abandon", s)
 }
 
 func (a *app) resolve(ctx context.Context, c *client, id string, how taskv1.ResolveAs, o *signOptions, window envelope.Window) error {
@@ -154,7 +157,7 @@ func (a *app) resolve(ctx context.Context, c *client, id string, how taskv1.Reso
 		return err
 	}
 	if !o.wait {
-		a.remark("task %s is settled when the node has taken this one; see it with: millctl task get %s", t.GetId(), t.GetId())
+		a.remark("task %s is settled, or its undo begins, when the node has taken this one; see it with: millctl task get %s", t.GetId(), t.GetId())
 	}
 	return a.conclude(resp, o.wait)
 }

@@ -21,6 +21,7 @@ func next(t *taskv1.Task) []string {
 		}
 		return append(look(t),
 			"look at the node, then settle the task in one of these ways:",
+			"millctl task resolve "+id+" --as undo --reason '...'     (undo what can be undone)",
 			"millctl task resolve "+id+" --as accept --reason '...'   (what it was to do is done)",
 			"millctl task resolve "+id+" --as abandon --reason '...'  (give it up as it is)")
 	case taskv1.TaskState_TASK_STATE_FAILED:

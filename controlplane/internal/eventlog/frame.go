@@ -151,6 +151,9 @@ func (t *Tx) readingOfEnd(event *taskv1.Event) (kind, id string, apply func(*ser
 	case *taskv1.Event_Undoing:
 		return "UNDOING", p.Undoing.GetTaskId(), func(row *serverv1.TaskRow, ev *taskv1.TaskEvent) {
 			ev.Reason, ev.Message = p.Undoing.GetReason(), p.Undoing.GetMessage()
+			if row.GetTask().GetState() == taskv1.TaskState_TASK_STATE_HELD { // a person has said so
+				t.to(row.GetTask(), taskv1.TaskState_TASK_STATE_RUNNING)
+			}
 			t.condition(row.GetTask(), "Undoing", ev.Reason, ev.Message)
 		}
 	case *taskv1.Event_Held:

@@ -2,6 +2,7 @@ package fakehost
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"slices"
 
@@ -181,6 +182,26 @@ func (v *view) StopUnit(ctx context.Context, name string) error {
 
 func (v *view) SetUnitEnabled(ctx context.Context, name string, enabled bool) error {
 	return change(ctx, v, "SetUnitEnabled", name, func() error { return v.n.setEnabled(name, enabled) })
+}
+
+// Reboot reboots at once: whoever asked for it does not live to hear of it.
+func (v *view) Reboot(ctx context.Context, _ string) error {
+	op := Op{Name: "Reboot", Change: true, Phase: Before}
+	if err := v.hook(ctx, op); err != nil {
+		return err
+	}
+	v.n.mu.Lock()
+	inhibited := v.n.inhibited
+	if !inhibited {
+		v.n.reboots++
+	}
+	v.n.mu.Unlock()
+	if inhibited {
+		return errors.New("reboot the node: Unit reboot.target is masked")
+	}
+	v.n.Reboot()
+	op.Phase = After
+	return v.hook(ctx, op)
 }
 
 func (v *view) RunCommand(ctx context.Context, c host.Command) (host.Outcome, error) {

@@ -35,6 +35,8 @@ type Node struct {
 	mounts    []host.Mount
 	nextDev   int
 	boot      int
+	reboots   int  // that were asked for
+	inhibited bool // no reboot is taken on
 	fstypes   map[string]bool
 	users     map[string]bool
 	volumes   map[string]string // GlusterFS volume (server:/name) to device
@@ -153,6 +155,13 @@ func (n *Node) BootID() string {
 }
 
 func bootID(boot int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", boot) }
+
+// Reboots returns how many reboots were asked for and came.
+func (n *Node) Reboots() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.reboots
+}
 
 // Runs returns how often a process was started for a command.
 func (n *Node) Runs(argv ...string) int {

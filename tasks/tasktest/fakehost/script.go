@@ -22,7 +22,7 @@ import (
 //	remount TARGET ro|rw            hang PATH
 //	busy PATH PID COMMAND           idle PATH
 //	result exit=N|signal=N|timeout|oom|block ARGUMENTS...
-//	edit PATH OLD NEW               reload
+//	edit PATH OLD NEW               reload                      inhibit
 //	enable UNIT                     disable UNIT                reboot
 //	unnoticed UNIT active|inactive: what systemd wrongly takes it to be
 //	archive PATH DIGEST...          foreign NAME: a container that is not ours
@@ -78,7 +78,7 @@ func split(line string) ([]string, error) {
 // arity returns how many words a verb takes, at least and at most.
 func arity(verb string) (least, most int) {
 	switch verb {
-	case "reload":
+	case "reload", "inhibit":
 		return 0, 0
 	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "enable", "disable", "foreign", "die":
 		return 1, 1
@@ -108,6 +108,8 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doContainer(verb, a)
 	case "result":
 		return n.doResult(a[0], strings.Join(a[1:], " "))
+	case "inhibit":
+		n.inhibited = true
 	case "user":
 		n.users[a[0]] = true
 	case "nofs":

@@ -66,7 +66,7 @@ func (r *Runner) Run(ctx context.Context, id shim.ID, c host.Command) (host.Outc
 	if err != nil {
 		return host.Outcome{}, err
 	}
-	one := &one{Runner: r, id: id, dir: dir, unit: id.Unit()}
+	one := &one{Runner: r, id: id, dir: dir, unit: id.Unit(), grace: c.StopGrace}
 	out, err := one.run(ctx, c)
 	if err != nil {
 		return host.Outcome{}, fmt.Errorf("run command in %s: %w", one.unit, err)
@@ -80,6 +80,8 @@ type one struct {
 	id   shim.ID
 	dir  shim.Dir
 	unit string
+	// grace is what the command has between SIGTERM and SIGKILL; 0: the shim's own.
+	grace time.Duration
 }
 
 func (o *one) run(ctx context.Context, c host.Command) (host.Outcome, error) {
@@ -196,6 +198,9 @@ func (o *one) start(ctx context.Context, c host.Command) error {
 	if c.Timeout > 0 {
 		spec.Timeout = durationpb.New(c.Timeout)
 	}
+	if c.StopGrace > 0 {
+		spec.StopGrace = durationpb.New(c.StopGrace)
+	}
 	if err := crash.Fault("host.command.spec.before"); err != nil {
 		return err
 	}
@@ -209,7 +214,7 @@ func (o *one) start(ctx context.Context, c host.Command) error {
 	if err := crash.Fault("host.command.start.before"); err != nil {
 		return err
 	}
-	err := o.cfg.Systemd.StartTransient(ctx, o.unit, o.properties())
+	err := o.cfg.Systemd.StartTransient(ctx, o.unit, o.properties(c.StopGrace))
 	if errors.Is(err, systemd.ErrUnitExists) {
 		err = nil
 	}
@@ -220,7 +225,7 @@ func (o *one) start(ctx context.Context, c host.Command) error {
 }
 
 // properties are those of the transient unit.
-func (o *one) properties() []sd.Property {
+func (o *one) properties(grace time.Duration) []sd.Property {
 	argv := []string{o.cfg.Executable, "shim", string(o.dir)}
 	post := []string{o.cfg.Executable, "shim", "--post", string(o.dir)}
 	p := []sd.Property{
@@ -231,7 +236,7 @@ func (o *one) properties() []sd.Property {
 		execProperty("ExecStopPost", post),
 		property("CollectMode", "inactive-or-failed"),
 		property("KillMode", "control-group"),
-		property("TimeoutStopUSec", uint64(shim.StopTimeout.Microseconds())),
+		property("TimeoutStopUSec", uint64(shim.StopTimeout(grace).Microseconds())),
 		// A command that the kernel kills for want of memory is an outcome, which
 		// the shim must live to record.
 		property("OOMPolicy", "continue"),
@@ -313,8 +318,8 @@ func (o *one) untilEnded(ctx context.Context) error {
 	}
 }
 
-// stopLimit bounds the stop of a command, beyond the time that systemd gives it.
-const stopLimit = shim.StopTimeout + 30*time.Second
+// stopSlack bounds the stop of a command, beyond the time that systemd gives it.
+const stopSlack = 30 * time.Second
 
 // stopTries is how often a stop is tried.
 const stopTries = 3
@@ -323,7 +328,7 @@ const stopTries = 3
 // never will be.
 func (o *one) stop(ctx context.Context) (host.Outcome, error) {
 	why := context.Cause(ctx)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shim.StopTimeout(o.grace)+stopSlack)
 	defer cancel()
 	o.cfg.Logger.Info("command is stopped", "unit", o.unit)
 	crash.Point("host.command.stop.before")

@@ -34,6 +34,20 @@ func (c *Conn) Reload(ctx context.Context) error {
 	return crash.Fault("host.reload.after")
 }
 
+// Reboot implements host.Rebooter. The job cannot be replaced by the start of
+// some unit, and a second request joins the first.
+func (c *Conn) Reboot(ctx context.Context, reason string) error {
+	c.cfg.Logger.WarnContext(ctx, "the node is rebooted", "reason", reason)
+	err := c.call(ctx, c.cfg.CallTimeout, func(ctx context.Context, l *link) error {
+		_, err := l.StartUnitContext(ctx, "reboot.target", "replace-irreversibly", nil)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("reboot the node: %w", err)
+	}
+	return nil
+}
+
 // StartUnit implements host.UnitController.
 func (c *Conn) StartUnit(ctx context.Context, name string) error {
 	begin := time.Now() // by the clock of the journal

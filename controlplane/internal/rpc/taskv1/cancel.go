@@ -58,7 +58,7 @@ func (s *Service) cancel(tx *eventlog.Tx, caller string, req *taskv1.CancelTaskR
 		return nil, rpcerr.New(codes.FailedPrecondition, "TASK_ENDED", "task %s has ended as %s; there is nothing to cancel", task.GetId(), stateWord(task.GetState()))
 	case task.GetState() == taskv1.TaskState_TASK_STATE_HELD:
 		return nil, rpcerr.New(codes.FailedPrecondition, "TASK_HELD",
-			"task %s is held: nothing more of it runs that could be cancelled; settle it with: millctl task resolve %s --as accept|abandon --reason WHY", task.GetId(), task.GetId())
+			"task %s is held: nothing more of it runs that could be cancelled; settle it with: millctl task resolve %s --as undo|accept|abandon --reason WHY", task.GetId(), task.GetId())
 	case task.GetCancelRequested():
 		return row, nil // the first request counts; the node is asked again
 	}

@@ -348,7 +348,11 @@ type TaskRecord struct {
 	// boot_id names: before that boot it is negative.
 	StartBootTime *durationpb.Duration `protobuf:"bytes,26,opt,name=start_boot_time,json=startBootTime,proto3" json:"start_boot_time,omitempty"`
 	// Who asserted the outcome, when it was a person who did.
-	AssertedBy    string `protobuf:"bytes,27,opt,name=asserted_by,json=assertedBy,proto3" json:"asserted_by,omitempty"`
+	AssertedBy string `protobuf:"bytes,27,opt,name=asserted_by,json=assertedBy,proto3" json:"asserted_by,omitempty"`
+	// Since when it waits for what reason says.
+	WaitTime *timestamppb.Timestamp `protobuf:"bytes,40,opt,name=wait_time,json=waitTime,proto3" json:"wait_time,omitempty"`
+	// How often the node has booted while it was carried out.
+	Boots         uint32 `protobuf:"varint,41,opt,name=boots,proto3" json:"boots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -572,6 +576,20 @@ func (x *TaskRecord) GetAssertedBy() string {
 	return ""
 }
 
+func (x *TaskRecord) GetWaitTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.WaitTime
+	}
+	return nil
+}
+
+func (x *TaskRecord) GetBoots() uint32 {
+	if x != nil {
+		return x.Boots
+	}
+	return 0
+}
+
 // StepRecord is one step of a task, in a record of its own, so that each
 // phase writes little.
 type StepRecord struct {
@@ -594,7 +612,18 @@ type StepRecord struct {
 	// What went wrong, in words.
 	Error string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
 	// What its command did.
-	Command       *v1.CommandOutcome `protobuf:"bytes,9,opt,name=command,proto3" json:"command,omitempty"`
+	Command *v1.CommandOutcome `protobuf:"bytes,9,opt,name=command,proto3" json:"command,omitempty"`
+	// How much of the task's time had passed when this try began. A crash does
+	// not begin a new try.
+	TryBegan *durationpb.Duration `protobuf:"bytes,40,opt,name=try_began,json=tryBegan,proto3" json:"try_began,omitempty"`
+	// How many tries have failed for a reason that may pass.
+	Failures uint32 `protobuf:"varint,41,opt,name=failures,proto3" json:"failures,omitempty"`
+	// How much of the task's time has passed when it is tried next; unset: now.
+	RetryAt *durationpb.Duration `protobuf:"bytes,42,opt,name=retry_at,json=retryAt,proto3" json:"retry_at,omitempty"`
+	// The wait that was chosen then: never is there more left to wait.
+	RetryWait *durationpb.Duration `protobuf:"bytes,43,opt,name=retry_wait,json=retryWait,proto3" json:"retry_wait,omitempty"`
+	// How much of the task's time had passed when its undo began.
+	UndoBegan     *durationpb.Duration `protobuf:"bytes,44,opt,name=undo_began,json=undoBegan,proto3" json:"undo_began,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -688,6 +717,41 @@ func (x *StepRecord) GetError() string {
 func (x *StepRecord) GetCommand() *v1.CommandOutcome {
 	if x != nil {
 		return x.Command
+	}
+	return nil
+}
+
+func (x *StepRecord) GetTryBegan() *durationpb.Duration {
+	if x != nil {
+		return x.TryBegan
+	}
+	return nil
+}
+
+func (x *StepRecord) GetFailures() uint32 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *StepRecord) GetRetryAt() *durationpb.Duration {
+	if x != nil {
+		return x.RetryAt
+	}
+	return nil
+}
+
+func (x *StepRecord) GetRetryWait() *durationpb.Duration {
+	if x != nil {
+		return x.RetryWait
+	}
+	return nil
+}
+
+func (x *StepRecord) GetUndoBegan() *durationpb.Duration {
+	if x != nil {
+		return x.UndoBegan
 	}
 	return nil
 }
@@ -966,6 +1030,117 @@ func (x *CommandRecord) GetStartError() string {
 	return ""
 }
 
+// RebootLog is the reboots that tasks have asked for, the oldest first. It
+// keeps a node from rebooting over and over.
+type RebootLog struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those that still count.
+	Reboots       []*RebootEntry `protobuf:"bytes,1,rep,name=reboots,proto3" json:"reboots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootLog) Reset() {
+	*x = RebootLog{}
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootLog) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootLog) ProtoMessage() {}
+
+func (x *RebootLog) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootLog.ProtoReflect.Descriptor instead.
+func (*RebootLog) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RebootLog) GetReboots() []*RebootEntry {
+	if x != nil {
+		return x.Reboots
+	}
+	return nil
+}
+
+// RebootEntry is one reboot that a task asked for.
+type RebootEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The task.
+	TaskId string `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
+	// When it was asked for.
+	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	// The boot that it was to end.
+	BootId        string `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootEntry) Reset() {
+	*x = RebootEntry{}
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootEntry) ProtoMessage() {}
+
+func (x *RebootEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootEntry.ProtoReflect.Descriptor instead.
+func (*RebootEntry) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RebootEntry) GetTaskId() string {
+	if x != nil {
+		return x.TaskId
+	}
+	return ""
+}
+
+func (x *RebootEntry) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *RebootEntry) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
 var File_millwright_agent_v1_journal_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_journal_proto_rawDesc = "" +
@@ -995,7 +1170,7 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\a \x01(\x04R\n" +
 	"generation\x12\x1c\n" +
-	"\tcondemned\x18\b \x01(\bR\tcondemned\"\x85\t\n" +
+	"\tcondemned\x18\b \x01(\bR\tcondemned\"\xd4\t\n" +
 	"\n" +
 	"TaskRecord\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1b\n" +
@@ -1031,7 +1206,9 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\x06origin\x18\x19 \x01(\x0e2\x1f.millwright.agent.v1.TaskOriginR\x06origin\x12A\n" +
 	"\x0fstart_boot_time\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\rstartBootTime\x12\x1f\n" +
 	"\vasserted_by\x18\x1b \x01(\tR\n" +
-	"assertedBy\"\xe6\x02\n" +
+	"assertedBy\x127\n" +
+	"\twait_time\x18( \x01(\v2\x1a.google.protobuf.TimestampR\bwaitTime\x12\x14\n" +
+	"\x05boots\x18) \x01(\rR\x05boots\"\xe4\x04\n" +
 	"\n" +
 	"StepRecord\x123\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.StepPhaseR\x05phase\x12\x16\n" +
@@ -1043,7 +1220,14 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"start_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x125\n" +
 	"\bend_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12\x14\n" +
 	"\x05error\x18\b \x01(\tR\x05error\x12<\n" +
-	"\acommand\x18\t \x01(\v2\".millwright.task.v1.CommandOutcomeR\acommand\"h\n" +
+	"\acommand\x18\t \x01(\v2\".millwright.task.v1.CommandOutcomeR\acommand\x126\n" +
+	"\ttry_began\x18( \x01(\v2\x19.google.protobuf.DurationR\btryBegan\x12\x1a\n" +
+	"\bfailures\x18) \x01(\rR\bfailures\x124\n" +
+	"\bretry_at\x18* \x01(\v2\x19.google.protobuf.DurationR\aretryAt\x128\n" +
+	"\n" +
+	"retry_wait\x18+ \x01(\v2\x19.google.protobuf.DurationR\tretryWait\x128\n" +
+	"\n" +
+	"undo_began\x18, \x01(\v2\x19.google.protobuf.DurationR\tundoBegan\"h\n" +
 	"\n" +
 	"SeenRecord\x12\x1b\n" +
 	"\tleaf_hash\x18\x01 \x01(\fR\bleafHash\x12=\n" +
@@ -1069,7 +1253,13 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"start_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12<\n" +
 	"\aoutcome\x18\a \x01(\v2\".millwright.task.v1.CommandOutcomeR\aoutcome\x12\x1f\n" +
 	"\vstart_error\x18\b \x01(\tR\n" +
-	"startError*^\n" +
+	"startError\"G\n" +
+	"\tRebootLog\x12:\n" +
+	"\areboots\x18\x01 \x03(\v2 .millwright.agent.v1.RebootEntryR\areboots\"o\n" +
+	"\vRebootEntry\x12\x17\n" +
+	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x17\n" +
+	"\aboot_id\x18\x03 \x01(\tR\x06bootId*^\n" +
 	"\n" +
 	"TaskOrigin\x12\x1b\n" +
 	"\x17TASK_ORIGIN_UNSPECIFIED\x10\x00\x12\x18\n" +
@@ -1089,7 +1279,7 @@ func file_millwright_agent_v1_journal_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_agent_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_agent_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_millwright_agent_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_millwright_agent_v1_journal_proto_goTypes = []any{
 	(TaskOrigin)(0),               // 0: millwright.agent.v1.TaskOrigin
 	(*JournalMeta)(nil),           // 1: millwright.agent.v1.JournalMeta
@@ -1099,49 +1289,58 @@ var file_millwright_agent_v1_journal_proto_goTypes = []any{
 	(*SeenRecord)(nil),            // 5: millwright.agent.v1.SeenRecord
 	(*IntentRecord)(nil),          // 6: millwright.agent.v1.IntentRecord
 	(*CommandRecord)(nil),         // 7: millwright.agent.v1.CommandRecord
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
-	(*v1.Envelope)(nil),           // 9: millwright.task.v1.Envelope
-	(*v1.SignedLeaf)(nil),         // 10: millwright.task.v1.SignedLeaf
-	(*v1.Authorizer)(nil),         // 11: millwright.task.v1.Authorizer
-	(v1.TaskState)(0),             // 12: millwright.task.v1.TaskState
-	(v1.UndoState)(0),             // 13: millwright.task.v1.UndoState
-	(*anypb.Any)(nil),             // 14: google.protobuf.Any
-	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
-	(v1.StepPhase)(0),             // 16: millwright.task.v1.StepPhase
-	(*v1.CommandOutcome)(nil),     // 17: millwright.task.v1.CommandOutcome
-	(v1.IntentState)(0),           // 18: millwright.task.v1.IntentState
+	(*RebootLog)(nil),             // 8: millwright.agent.v1.RebootLog
+	(*RebootEntry)(nil),           // 9: millwright.agent.v1.RebootEntry
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
+	(*v1.Envelope)(nil),           // 11: millwright.task.v1.Envelope
+	(*v1.SignedLeaf)(nil),         // 12: millwright.task.v1.SignedLeaf
+	(*v1.Authorizer)(nil),         // 13: millwright.task.v1.Authorizer
+	(v1.TaskState)(0),             // 14: millwright.task.v1.TaskState
+	(v1.UndoState)(0),             // 15: millwright.task.v1.UndoState
+	(*anypb.Any)(nil),             // 16: google.protobuf.Any
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
+	(v1.StepPhase)(0),             // 18: millwright.task.v1.StepPhase
+	(*v1.CommandOutcome)(nil),     // 19: millwright.task.v1.CommandOutcome
+	(v1.IntentState)(0),           // 20: millwright.task.v1.IntentState
 }
 var file_millwright_agent_v1_journal_proto_depIdxs = []int32{
-	8,  // 0: millwright.agent.v1.JournalMeta.floor:type_name -> google.protobuf.Timestamp
-	8,  // 1: millwright.agent.v1.JournalMeta.create_time:type_name -> google.protobuf.Timestamp
-	8,  // 2: millwright.agent.v1.JournalMark.wall_time:type_name -> google.protobuf.Timestamp
-	9,  // 3: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
-	10, // 4: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	11, // 5: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
-	12, // 6: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
-	13, // 7: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
-	14, // 8: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
-	8,  // 9: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
-	8,  // 10: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
-	8,  // 11: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
+	10, // 0: millwright.agent.v1.JournalMeta.floor:type_name -> google.protobuf.Timestamp
+	10, // 1: millwright.agent.v1.JournalMeta.create_time:type_name -> google.protobuf.Timestamp
+	10, // 2: millwright.agent.v1.JournalMark.wall_time:type_name -> google.protobuf.Timestamp
+	11, // 3: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
+	12, // 4: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	13, // 5: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
+	14, // 6: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
+	15, // 7: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
+	16, // 8: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
+	10, // 9: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
+	10, // 10: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
+	10, // 11: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
 	0,  // 12: millwright.agent.v1.TaskRecord.origin:type_name -> millwright.agent.v1.TaskOrigin
-	15, // 13: millwright.agent.v1.TaskRecord.start_boot_time:type_name -> google.protobuf.Duration
-	16, // 14: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
-	8,  // 15: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
-	8,  // 16: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
-	17, // 17: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
-	8,  // 18: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
-	10, // 19: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	9,  // 20: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
-	18, // 21: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
-	8,  // 22: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
-	8,  // 23: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
-	17, // 24: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
-	25, // [25:25] is the sub-list for method output_type
-	25, // [25:25] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	17, // 13: millwright.agent.v1.TaskRecord.start_boot_time:type_name -> google.protobuf.Duration
+	10, // 14: millwright.agent.v1.TaskRecord.wait_time:type_name -> google.protobuf.Timestamp
+	18, // 15: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
+	10, // 16: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
+	10, // 17: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
+	19, // 18: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
+	17, // 19: millwright.agent.v1.StepRecord.try_began:type_name -> google.protobuf.Duration
+	17, // 20: millwright.agent.v1.StepRecord.retry_at:type_name -> google.protobuf.Duration
+	17, // 21: millwright.agent.v1.StepRecord.retry_wait:type_name -> google.protobuf.Duration
+	17, // 22: millwright.agent.v1.StepRecord.undo_began:type_name -> google.protobuf.Duration
+	10, // 23: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
+	12, // 24: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	11, // 25: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
+	20, // 26: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
+	10, // 27: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
+	10, // 28: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
+	19, // 29: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
+	9,  // 30: millwright.agent.v1.RebootLog.reboots:type_name -> millwright.agent.v1.RebootEntry
+	10, // 31: millwright.agent.v1.RebootEntry.time:type_name -> google.protobuf.Timestamp
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_journal_proto_init() }
@@ -1155,7 +1354,7 @@ func file_millwright_agent_v1_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_journal_proto_rawDesc), len(file_millwright_agent_v1_journal_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -102,7 +102,9 @@ type GetStatusResponse struct {
 	ClockOffset *durationpb.Duration `protobuf:"bytes,18,opt,name=clock_offset,json=clockOffset,proto3" json:"clock_offset,omitempty"`
 	// Set while the agent is in safe mode: its state cannot be used and must not
 	// be touched. Nothing of the journal is given then.
-	SafeMode      *SafeMode `protobuf:"bytes,20,opt,name=safe_mode,json=safeMode,proto3" json:"safe_mode,omitempty"`
+	SafeMode *SafeMode `protobuf:"bytes,20,opt,name=safe_mode,json=safeMode,proto3" json:"safe_mode,omitempty"`
+	// Who holds locks and who waits for them, in the order in which they asked.
+	Locks         []*LockClaim `protobuf:"bytes,40,rep,name=locks,proto3" json:"locks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -270,6 +272,114 @@ func (x *GetStatusResponse) GetSafeMode() *SafeMode {
 	return nil
 }
 
+func (x *GetStatusResponse) GetLocks() []*LockClaim {
+	if x != nil {
+		return x.Locks
+	}
+	return nil
+}
+
+// LockClaim is the locks of one task, held or asked for.
+type LockClaim struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The task; a restore of the node's own begins with restore-.
+	TaskId string `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
+	// Its kind.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The names, for example mount:/data; one that may be shared ends in
+	// " (shared)".
+	Names []string `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"`
+	// Whether it has them; otherwise it waits.
+	Granted bool `protobuf:"varint,4,opt,name=granted,proto3" json:"granted,omitempty"`
+	// Whether it waits for a person, and keeps its locks meanwhile.
+	Held bool `protobuf:"varint,5,opt,name=held,proto3" json:"held,omitempty"`
+	// Since when it has them, or waits.
+	Since *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
+	// The tasks that it waits behind, in their order.
+	Behind        []string `protobuf:"bytes,7,rep,name=behind,proto3" json:"behind,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LockClaim) Reset() {
+	*x = LockClaim{}
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockClaim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockClaim) ProtoMessage() {}
+
+func (x *LockClaim) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockClaim.ProtoReflect.Descriptor instead.
+func (*LockClaim) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *LockClaim) GetTaskId() string {
+	if x != nil {
+		return x.TaskId
+	}
+	return ""
+}
+
+func (x *LockClaim) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *LockClaim) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *LockClaim) GetGranted() bool {
+	if x != nil {
+		return x.Granted
+	}
+	return false
+}
+
+func (x *LockClaim) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
+func (x *LockClaim) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *LockClaim) GetBehind() []string {
+	if x != nil {
+		return x.Behind
+	}
+	return nil
+}
+
 // ListJournalRequest says which tasks.
 type ListJournalRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -285,7 +395,7 @@ type ListJournalRequest struct {
 
 func (x *ListJournalRequest) Reset() {
 	*x = ListJournalRequest{}
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[2]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -297,7 +407,7 @@ func (x *ListJournalRequest) String() string {
 func (*ListJournalRequest) ProtoMessage() {}
 
 func (x *ListJournalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[2]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -310,7 +420,7 @@ func (x *ListJournalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJournalRequest.ProtoReflect.Descriptor instead.
 func (*ListJournalRequest) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{2}
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ListJournalRequest) GetUnfinishedOnly() bool {
@@ -345,7 +455,7 @@ type ListJournalResponse struct {
 
 func (x *ListJournalResponse) Reset() {
 	*x = ListJournalResponse{}
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[3]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -357,7 +467,7 @@ func (x *ListJournalResponse) String() string {
 func (*ListJournalResponse) ProtoMessage() {}
 
 func (x *ListJournalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[3]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -370,7 +480,7 @@ func (x *ListJournalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJournalResponse.ProtoReflect.Descriptor instead.
 func (*ListJournalResponse) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{3}
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ListJournalResponse) GetTasks() []*JournalTask {
@@ -395,7 +505,7 @@ type JournalTask struct {
 
 func (x *JournalTask) Reset() {
 	*x = JournalTask{}
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[4]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -407,7 +517,7 @@ func (x *JournalTask) String() string {
 func (*JournalTask) ProtoMessage() {}
 
 func (x *JournalTask) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[4]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -420,7 +530,7 @@ func (x *JournalTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalTask.ProtoReflect.Descriptor instead.
 func (*JournalTask) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{4}
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *JournalTask) GetRecord() *TaskRecord {
@@ -457,7 +567,7 @@ type JournalStep struct {
 
 func (x *JournalStep) Reset() {
 	*x = JournalStep{}
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[5]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -469,7 +579,7 @@ func (x *JournalStep) String() string {
 func (*JournalStep) ProtoMessage() {}
 
 func (x *JournalStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[5]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -482,7 +592,7 @@ func (x *JournalStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JournalStep.ProtoReflect.Descriptor instead.
 func (*JournalStep) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{5}
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *JournalStep) GetPlanned() *v1.PlannedStep {
@@ -504,7 +614,7 @@ type ResolveTaskRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The task.
 	TaskId string `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
-	// How: accept or abandon.
+	// How: undo, accept or abandon.
 	As v1.ResolveAs `protobuf:"varint,2,opt,name=as,proto3,enum=millwright.task.v1.ResolveAs" json:"as,omitempty"`
 	// Why, in words.
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -514,7 +624,7 @@ type ResolveTaskRequest struct {
 
 func (x *ResolveTaskRequest) Reset() {
 	*x = ResolveTaskRequest{}
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[6]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -526,7 +636,7 @@ func (x *ResolveTaskRequest) String() string {
 func (*ResolveTaskRequest) ProtoMessage() {}
 
 func (x *ResolveTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[6]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -539,7 +649,7 @@ func (x *ResolveTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveTaskRequest.ProtoReflect.Descriptor instead.
 func (*ResolveTaskRequest) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{6}
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ResolveTaskRequest) GetTaskId() string {
@@ -574,7 +684,7 @@ type ResolveTaskResponse struct {
 
 func (x *ResolveTaskResponse) Reset() {
 	*x = ResolveTaskResponse{}
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[7]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +696,7 @@ func (x *ResolveTaskResponse) String() string {
 func (*ResolveTaskResponse) ProtoMessage() {}
 
 func (x *ResolveTaskResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_local_proto_msgTypes[7]
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +709,7 @@ func (x *ResolveTaskResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveTaskResponse.ProtoReflect.Descriptor instead.
 func (*ResolveTaskResponse) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{7}
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ResolveTaskResponse) GetState() v1.TaskState {
@@ -614,7 +724,7 @@ var File_millwright_agent_v1_local_proto protoreflect.FileDescriptor
 const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\n" +
 	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a millwright/agent/v1/export.proto\x1a!millwright/agent/v1/journal.proto\x1a!millwright/agent/v1/session.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a millwright/task/v1/resolve.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xa8\x06\n" +
+	"\x10GetStatusRequest\"\xde\x06\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -639,7 +749,16 @@ const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"conditions\x12;\n" +
 	"\aintents\x18\x11 \x03(\v2!.millwright.agent.v1.IntentRecordR\aintents\x12<\n" +
 	"\fclock_offset\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vclockOffset\x12:\n" +
-	"\tsafe_mode\x18\x14 \x01(\v2\x1d.millwright.agent.v1.SafeModeR\bsafeMode\"l\n" +
+	"\tsafe_mode\x18\x14 \x01(\v2\x1d.millwright.agent.v1.SafeModeR\bsafeMode\x124\n" +
+	"\x05locks\x18( \x03(\v2\x1e.millwright.agent.v1.LockClaimR\x05locks\"\xc6\x01\n" +
+	"\tLockClaim\x12\x17\n" +
+	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05names\x18\x03 \x03(\tR\x05names\x12\x18\n" +
+	"\agranted\x18\x04 \x01(\bR\agranted\x12\x12\n" +
+	"\x04held\x18\x05 \x01(\bR\x04held\x120\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06behind\x18\a \x03(\tR\x06behind\"l\n" +
 	"\x12ListJournalRequest\x12'\n" +
 	"\x0funfinished_only\x18\x01 \x01(\bR\x0eunfinishedOnly\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12\x17\n" +
@@ -677,56 +796,59 @@ func file_millwright_agent_v1_local_proto_rawDescGZIP() []byte {
 	return file_millwright_agent_v1_local_proto_rawDescData
 }
 
-var file_millwright_agent_v1_local_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_millwright_agent_v1_local_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_millwright_agent_v1_local_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),      // 0: millwright.agent.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),     // 1: millwright.agent.v1.GetStatusResponse
-	(*ListJournalRequest)(nil),    // 2: millwright.agent.v1.ListJournalRequest
-	(*ListJournalResponse)(nil),   // 3: millwright.agent.v1.ListJournalResponse
-	(*JournalTask)(nil),           // 4: millwright.agent.v1.JournalTask
-	(*JournalStep)(nil),           // 5: millwright.agent.v1.JournalStep
-	(*ResolveTaskRequest)(nil),    // 6: millwright.agent.v1.ResolveTaskRequest
-	(*ResolveTaskResponse)(nil),   // 7: millwright.agent.v1.ResolveTaskResponse
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
-	(*v1.Condition)(nil),          // 9: millwright.task.v1.Condition
-	(*IntentRecord)(nil),          // 10: millwright.agent.v1.IntentRecord
-	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
-	(*SafeMode)(nil),              // 12: millwright.agent.v1.SafeMode
-	(*TaskRecord)(nil),            // 13: millwright.agent.v1.TaskRecord
-	(*v1.PlannedStep)(nil),        // 14: millwright.task.v1.PlannedStep
-	(*v1.StepOutcome)(nil),        // 15: millwright.task.v1.StepOutcome
-	(v1.ResolveAs)(0),             // 16: millwright.task.v1.ResolveAs
-	(v1.TaskState)(0),             // 17: millwright.task.v1.TaskState
-	(*ExportJournalRequest)(nil),  // 18: millwright.agent.v1.ExportJournalRequest
-	(*ExportJournalResponse)(nil), // 19: millwright.agent.v1.ExportJournalResponse
+	(*LockClaim)(nil),             // 2: millwright.agent.v1.LockClaim
+	(*ListJournalRequest)(nil),    // 3: millwright.agent.v1.ListJournalRequest
+	(*ListJournalResponse)(nil),   // 4: millwright.agent.v1.ListJournalResponse
+	(*JournalTask)(nil),           // 5: millwright.agent.v1.JournalTask
+	(*JournalStep)(nil),           // 6: millwright.agent.v1.JournalStep
+	(*ResolveTaskRequest)(nil),    // 7: millwright.agent.v1.ResolveTaskRequest
+	(*ResolveTaskResponse)(nil),   // 8: millwright.agent.v1.ResolveTaskResponse
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 10: millwright.task.v1.Condition
+	(*IntentRecord)(nil),          // 11: millwright.agent.v1.IntentRecord
+	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
+	(*SafeMode)(nil),              // 13: millwright.agent.v1.SafeMode
+	(*TaskRecord)(nil),            // 14: millwright.agent.v1.TaskRecord
+	(*v1.PlannedStep)(nil),        // 15: millwright.task.v1.PlannedStep
+	(*v1.StepOutcome)(nil),        // 16: millwright.task.v1.StepOutcome
+	(v1.ResolveAs)(0),             // 17: millwright.task.v1.ResolveAs
+	(v1.TaskState)(0),             // 18: millwright.task.v1.TaskState
+	(*ExportJournalRequest)(nil),  // 19: millwright.agent.v1.ExportJournalRequest
+	(*ExportJournalResponse)(nil), // 20: millwright.agent.v1.ExportJournalResponse
 }
 var file_millwright_agent_v1_local_proto_depIdxs = []int32{
-	8,  // 0: millwright.agent.v1.GetStatusResponse.svid_not_after:type_name -> google.protobuf.Timestamp
-	8,  // 1: millwright.agent.v1.GetStatusResponse.floor:type_name -> google.protobuf.Timestamp
-	9,  // 2: millwright.agent.v1.GetStatusResponse.conditions:type_name -> millwright.task.v1.Condition
-	10, // 3: millwright.agent.v1.GetStatusResponse.intents:type_name -> millwright.agent.v1.IntentRecord
-	11, // 4: millwright.agent.v1.GetStatusResponse.clock_offset:type_name -> google.protobuf.Duration
-	12, // 5: millwright.agent.v1.GetStatusResponse.safe_mode:type_name -> millwright.agent.v1.SafeMode
-	4,  // 6: millwright.agent.v1.ListJournalResponse.tasks:type_name -> millwright.agent.v1.JournalTask
-	13, // 7: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
-	5,  // 8: millwright.agent.v1.JournalTask.steps:type_name -> millwright.agent.v1.JournalStep
-	14, // 9: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
-	15, // 10: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
-	16, // 11: millwright.agent.v1.ResolveTaskRequest.as:type_name -> millwright.task.v1.ResolveAs
-	17, // 12: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
-	0,  // 13: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
-	2,  // 14: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
-	6,  // 15: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
-	18, // 16: millwright.agent.v1.LocalService.ExportJournal:input_type -> millwright.agent.v1.ExportJournalRequest
-	1,  // 17: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
-	3,  // 18: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
-	7,  // 19: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
-	19, // 20: millwright.agent.v1.LocalService.ExportJournal:output_type -> millwright.agent.v1.ExportJournalResponse
-	17, // [17:21] is the sub-list for method output_type
-	13, // [13:17] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	9,  // 0: millwright.agent.v1.GetStatusResponse.svid_not_after:type_name -> google.protobuf.Timestamp
+	9,  // 1: millwright.agent.v1.GetStatusResponse.floor:type_name -> google.protobuf.Timestamp
+	10, // 2: millwright.agent.v1.GetStatusResponse.conditions:type_name -> millwright.task.v1.Condition
+	11, // 3: millwright.agent.v1.GetStatusResponse.intents:type_name -> millwright.agent.v1.IntentRecord
+	12, // 4: millwright.agent.v1.GetStatusResponse.clock_offset:type_name -> google.protobuf.Duration
+	13, // 5: millwright.agent.v1.GetStatusResponse.safe_mode:type_name -> millwright.agent.v1.SafeMode
+	2,  // 6: millwright.agent.v1.GetStatusResponse.locks:type_name -> millwright.agent.v1.LockClaim
+	9,  // 7: millwright.agent.v1.LockClaim.since:type_name -> google.protobuf.Timestamp
+	5,  // 8: millwright.agent.v1.ListJournalResponse.tasks:type_name -> millwright.agent.v1.JournalTask
+	14, // 9: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
+	6,  // 10: millwright.agent.v1.JournalTask.steps:type_name -> millwright.agent.v1.JournalStep
+	15, // 11: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
+	16, // 12: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
+	17, // 13: millwright.agent.v1.ResolveTaskRequest.as:type_name -> millwright.task.v1.ResolveAs
+	18, // 14: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
+	0,  // 15: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
+	3,  // 16: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
+	7,  // 17: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
+	19, // 18: millwright.agent.v1.LocalService.ExportJournal:input_type -> millwright.agent.v1.ExportJournalRequest
+	1,  // 19: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
+	4,  // 20: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
+	8,  // 21: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
+	20, // 22: millwright.agent.v1.LocalService.ExportJournal:output_type -> millwright.agent.v1.ExportJournalResponse
+	19, // [19:23] is the sub-list for method output_type
+	15, // [15:19] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_local_proto_init() }
@@ -743,7 +865,7 @@ func file_millwright_agent_v1_local_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_local_proto_rawDesc), len(file_millwright_agent_v1_local_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

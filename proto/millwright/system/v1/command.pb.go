@@ -40,8 +40,11 @@ type CommandSpec struct {
 	Timeout *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// Exit codes that count as success; unset: 0.
 	SuccessExitCodes []int32 `protobuf:"varint,6,rep,packed,name=success_exit_codes,json=successExitCodes,proto3" json:"success_exit_codes,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// How long the program has between SIGTERM and SIGKILL when it is stopped,
+	// and what it started too; from 1 second to 10 minutes; unset: 10 s.
+	StopGrace     *durationpb.Duration `protobuf:"bytes,7,opt,name=stop_grace,json=stopGrace,proto3" json:"stop_grace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommandSpec) Reset() {
@@ -112,6 +115,13 @@ func (x *CommandSpec) GetTimeout() *durationpb.Duration {
 func (x *CommandSpec) GetSuccessExitCodes() []int32 {
 	if x != nil {
 		return x.SuccessExitCodes
+	}
+	return nil
+}
+
+func (x *CommandSpec) GetStopGrace() *durationpb.Duration {
+	if x != nil {
+		return x.StopGrace
 	}
 	return nil
 }
@@ -221,14 +231,16 @@ var File_millwright_system_v1_command_proto protoreflect.FileDescriptor
 
 const file_millwright_system_v1_command_proto_rawDesc = "" +
 	"\n" +
-	"\"millwright/system/v1/command.proto\x12\x14millwright.system.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dmillwright/task/v1/step.proto\"\x92\x02\n" +
+	"\"millwright/system/v1/command.proto\x12\x14millwright.system.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dmillwright/task/v1/step.proto\"\xcc\x02\n" +
 	"\vCommandSpec\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12+\n" +
 	"\x11working_directory\x18\x02 \x01(\tR\x10workingDirectory\x12K\n" +
 	"\venvironment\x18\x03 \x03(\v2).millwright.system.v1.EnvironmentVariableR\venvironment\x12\x12\n" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x123\n" +
 	"\atimeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12,\n" +
-	"\x12success_exit_codes\x18\x06 \x03(\x05R\x10successExitCodes\"?\n" +
+	"\x12success_exit_codes\x18\x06 \x03(\x05R\x10successExitCodes\x128\n" +
+	"\n" +
+	"stop_grace\x18\a \x01(\v2\x19.google.protobuf.DurationR\tstopGrace\"?\n" +
 	"\x13EnvironmentVariable\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"M\n" +
@@ -258,12 +270,13 @@ var file_millwright_system_v1_command_proto_goTypes = []any{
 var file_millwright_system_v1_command_proto_depIdxs = []int32{
 	1, // 0: millwright.system.v1.CommandSpec.environment:type_name -> millwright.system.v1.EnvironmentVariable
 	3, // 1: millwright.system.v1.CommandSpec.timeout:type_name -> google.protobuf.Duration
-	4, // 2: millwright.system.v1.CommandResult.outcome:type_name -> millwright.task.v1.CommandOutcome
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	3, // 2: millwright.system.v1.CommandSpec.stop_grace:type_name -> google.protobuf.Duration
+	4, // 3: millwright.system.v1.CommandResult.outcome:type_name -> millwright.task.v1.CommandOutcome
+	4, // [4:4] is the sub-list for method output_type
+	4, // [4:4] is the sub-list for method input_type
+	4, // [4:4] is the sub-list for extension type_name
+	4, // [4:4] is the sub-list for extension extendee
+	0, // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_millwright_system_v1_command_proto_init() }

@@ -247,7 +247,14 @@ type PlannedStep struct {
 	// How long one attempt may take; unset: the executor's default.
 	Timeout *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// Whether undo can restore what was.
-	Undoable      bool `protobuf:"varint,7,opt,name=undoable,proto3" json:"undoable,omitempty"`
+	Undoable bool `protobuf:"varint,7,opt,name=undoable,proto3" json:"undoable,omitempty"`
+	// How often it is tried in all when an attempt fails for a reason that may
+	// pass; unset: once. Only of a step that may be repeated.
+	MaxAttempts uint32 `protobuf:"varint,40,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	// The wait before the second attempt; it doubles before each further one.
+	BackOff *durationpb.Duration `protobuf:"bytes,41,opt,name=back_off,json=backOff,proto3" json:"back_off,omitempty"`
+	// How long the executor waits before the first attempt; a cancel ends it.
+	StartDelay    *durationpb.Duration `protobuf:"bytes,42,opt,name=start_delay,json=startDelay,proto3" json:"start_delay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -331,6 +338,27 @@ func (x *PlannedStep) GetUndoable() bool {
 	return false
 }
 
+func (x *PlannedStep) GetMaxAttempts() uint32 {
+	if x != nil {
+		return x.MaxAttempts
+	}
+	return 0
+}
+
+func (x *PlannedStep) GetBackOff() *durationpb.Duration {
+	if x != nil {
+		return x.BackOff
+	}
+	return nil
+}
+
+func (x *PlannedStep) GetStartDelay() *durationpb.Duration {
+	if x != nil {
+		return x.StartDelay
+	}
+	return nil
+}
+
 var File_millwright_task_v1_plan_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_plan_proto_rawDesc = "" +
@@ -346,7 +374,7 @@ const file_millwright_task_v1_plan_proto_rawDesc = "" +
 	"Difference\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x12\n" +
 	"\x04have\x18\x02 \x01(\tR\x04have\x12\x12\n" +
-	"\x04want\x18\x03 \x01(\tR\x04want\"\xec\x01\n" +
+	"\x04want\x18\x03 \x01(\tR\x04want\"\x81\x03\n" +
 	"\vPlannedStep\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\rR\brevision\x12\x12\n" +
@@ -354,7 +382,11 @@ const file_millwright_task_v1_plan_proto_rawDesc = "" +
 	"\x06effect\x18\x04 \x01(\x0e2\x1a.millwright.task.v1.EffectR\x06effect\x12\x14\n" +
 	"\x05title\x18\x05 \x01(\tR\x05title\x123\n" +
 	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x1a\n" +
-	"\bundoable\x18\a \x01(\bR\bundoable*~\n" +
+	"\bundoable\x18\a \x01(\bR\bundoable\x12!\n" +
+	"\fmax_attempts\x18( \x01(\rR\vmaxAttempts\x124\n" +
+	"\bback_off\x18) \x01(\v2\x19.google.protobuf.DurationR\abackOff\x12:\n" +
+	"\vstart_delay\x18* \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"startDelay*~\n" +
 	"\x06Effect\x12\x16\n" +
 	"\x12EFFECT_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11EFFECT_IDEMPOTENT\x10\x01\x12\x19\n" +
@@ -390,11 +422,13 @@ var file_millwright_task_v1_plan_proto_depIdxs = []int32{
 	4, // 2: millwright.task.v1.Plan.impact:type_name -> millwright.task.v1.Impact
 	0, // 3: millwright.task.v1.PlannedStep.effect:type_name -> millwright.task.v1.Effect
 	5, // 4: millwright.task.v1.PlannedStep.timeout:type_name -> google.protobuf.Duration
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	5, // 5: millwright.task.v1.PlannedStep.back_off:type_name -> google.protobuf.Duration
+	5, // 6: millwright.task.v1.PlannedStep.start_delay:type_name -> google.protobuf.Duration
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_plan_proto_init() }

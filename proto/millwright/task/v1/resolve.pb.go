@@ -27,7 +27,8 @@ type ResolveAs int32
 const (
 	// Never valid.
 	ResolveAs_RESOLVE_AS_UNSPECIFIED ResolveAs = 0
-	// Undo its steps. Not served yet.
+	// Undo the steps that can be undone; it ends failed, and says what was
+	// undone and what could not be.
 	ResolveAs_RESOLVE_AS_UNDO ResolveAs = 1
 	// Count it as succeeded. A kind with a goal state must pass its check; of an
 	// action the person asserts it.
@@ -147,7 +148,7 @@ func (x *ResolveSpec) GetAs() ResolveAs {
 // ResolveResult (task.resolve) says how the held task ended.
 type ResolveResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The state that the held task has now.
+	// The state that the held task has now; one that is being undone is running.
 	State         TaskState `protobuf:"varint,1,opt,name=state,proto3,enum=millwright.task.v1.TaskState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

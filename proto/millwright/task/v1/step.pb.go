@@ -571,8 +571,10 @@ type CommandStep struct {
 	Timeout *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// The exit codes that count as success, ascending; unset: only 0.
 	SuccessExitCodes []int32 `protobuf:"varint,6,rep,packed,name=success_exit_codes,json=successExitCodes,proto3" json:"success_exit_codes,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// How long it has between SIGTERM and SIGKILL when it is stopped; unset: 10 s.
+	StopGrace     *durationpb.Duration `protobuf:"bytes,40,opt,name=stop_grace,json=stopGrace,proto3" json:"stop_grace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommandStep) Reset() {
@@ -643,6 +645,13 @@ func (x *CommandStep) GetTimeout() *durationpb.Duration {
 func (x *CommandStep) GetSuccessExitCodes() []int32 {
 	if x != nil {
 		return x.SuccessExitCodes
+	}
+	return nil
+}
+
+func (x *CommandStep) GetStopGrace() *durationpb.Duration {
+	if x != nil {
+		return x.StopGrace
 	}
 	return nil
 }
@@ -1343,6 +1352,136 @@ func (x *ContainerObserved) GetSetup() *ContainerStartStep {
 	return nil
 }
 
+// RebootStep (node.reboot) reboots the node once. It is done when the boot id
+// is another than the one named.
+type RebootStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The boot that it ends.
+	BootId string `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// Why, in words, for the node's own log.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// How long the node may take to go down and come up before a person is asked;
+	// unset: 10 minutes.
+	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// How long to wait before it is asked for.
+	Delay         *durationpb.Duration `protobuf:"bytes,4,opt,name=delay,proto3" json:"delay,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootStep) Reset() {
+	*x = RebootStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootStep) ProtoMessage() {}
+
+func (x *RebootStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootStep.ProtoReflect.Descriptor instead.
+func (*RebootStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RebootStep) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *RebootStep) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RebootStep) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *RebootStep) GetDelay() *durationpb.Duration {
+	if x != nil {
+		return x.Delay
+	}
+	return nil
+}
+
+// RebootOutcome is the proof of a reboot, as its step's out.
+type RebootOutcome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The boot that was ended.
+	BootIdBefore string `protobuf:"bytes,1,opt,name=boot_id_before,json=bootIdBefore,proto3" json:"boot_id_before,omitempty"`
+	// The boot in which the node was found afterwards.
+	BootIdAfter   string `protobuf:"bytes,2,opt,name=boot_id_after,json=bootIdAfter,proto3" json:"boot_id_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebootOutcome) Reset() {
+	*x = RebootOutcome{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebootOutcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebootOutcome) ProtoMessage() {}
+
+func (x *RebootOutcome) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebootOutcome.ProtoReflect.Descriptor instead.
+func (*RebootOutcome) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *RebootOutcome) GetBootIdBefore() string {
+	if x != nil {
+		return x.BootIdBefore
+	}
+	return ""
+}
+
+func (x *RebootOutcome) GetBootIdAfter() string {
+	if x != nil {
+		return x.BootIdAfter
+	}
+	return ""
+}
+
 var File_millwright_task_v1_step_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_step_proto_rawDesc = "" +
@@ -1377,14 +1516,16 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\x06source\x18\x03 \x01(\tR\x06source\x12\x16\n" +
 	"\x06fstype\x18\x04 \x01(\tR\x06fstype\x12\x12\n" +
 	"\x04root\x18\x05 \x01(\tR\x04root\x12\x1b\n" +
-	"\tread_only\x18\x06 \x01(\bR\breadOnly\"\xe7\x01\n" +
+	"\tread_only\x18\x06 \x01(\bR\breadOnly\"\xa1\x02\n" +
 	"\vCommandStep\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12+\n" +
 	"\x11working_directory\x18\x02 \x01(\tR\x10workingDirectory\x12 \n" +
 	"\venvironment\x18\x03 \x03(\tR\venvironment\x12\x12\n" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x123\n" +
 	"\atimeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12,\n" +
-	"\x12success_exit_codes\x18\x06 \x03(\x05R\x10successExitCodes\"\xec\x02\n" +
+	"\x12success_exit_codes\x18\x06 \x03(\x05R\x10successExitCodes\x128\n" +
+	"\n" +
+	"stop_grace\x18( \x01(\v2\x19.google.protobuf.DurationR\tstopGrace\"\xec\x02\n" +
 	"\x0eCommandOutcome\x12\x1b\n" +
 	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\x05R\x06signal\x12#\n" +
@@ -1445,7 +1586,16 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\x11ContainerObserved\x12\x16\n" +
 	"\x06exists\x18\x01 \x01(\bR\x06exists\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\bR\arunning\x12<\n" +
-	"\x05setup\x18\x03 \x01(\v2&.millwright.task.v1.ContainerStartStepR\x05setup*\x8e\x01\n" +
+	"\x05setup\x18\x03 \x01(\v2&.millwright.task.v1.ContainerStartStepR\x05setup\"\xa3\x01\n" +
+	"\n" +
+	"RebootStep\x12\x17\n" +
+	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x123\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12/\n" +
+	"\x05delay\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05delay\"Y\n" +
+	"\rRebootOutcome\x12$\n" +
+	"\x0eboot_id_before\x18\x01 \x01(\tR\fbootIdBefore\x12\"\n" +
+	"\rboot_id_after\x18\x02 \x01(\tR\vbootIdAfter*\x8e\x01\n" +
 	"\n" +
 	"UnitAction\x12\x1b\n" +
 	"\x17UNIT_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -1467,7 +1617,7 @@ func file_millwright_task_v1_step_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_millwright_task_v1_step_proto_goTypes = []any{
 	(UnitAction)(0),             // 0: millwright.task.v1.UnitAction
 	(*WriteFileStep)(nil),       // 1: millwright.task.v1.WriteFileStep
@@ -1487,23 +1637,28 @@ var file_millwright_task_v1_step_proto_goTypes = []any{
 	(*ContainerMount)(nil),      // 15: millwright.task.v1.ContainerMount
 	(*ContainerRemoveStep)(nil), // 16: millwright.task.v1.ContainerRemoveStep
 	(*ContainerObserved)(nil),   // 17: millwright.task.v1.ContainerObserved
-	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
+	(*RebootStep)(nil),          // 18: millwright.task.v1.RebootStep
+	(*RebootOutcome)(nil),       // 19: millwright.task.v1.RebootOutcome
+	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
 }
 var file_millwright_task_v1_step_proto_depIdxs = []int32{
 	0,  // 0: millwright.task.v1.UnitStep.action:type_name -> millwright.task.v1.UnitAction
 	0,  // 1: millwright.task.v1.MountUnitStep.action:type_name -> millwright.task.v1.UnitAction
-	18, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
-	18, // 3: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
-	10, // 4: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
-	10, // 5: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
-	15, // 6: millwright.task.v1.ContainerStartStep.mounts:type_name -> millwright.task.v1.ContainerMount
-	18, // 7: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
-	14, // 8: millwright.task.v1.ContainerObserved.setup:type_name -> millwright.task.v1.ContainerStartStep
-	9,  // [9:9] is the sub-list for method output_type
-	9,  // [9:9] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	20, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
+	20, // 3: millwright.task.v1.CommandStep.stop_grace:type_name -> google.protobuf.Duration
+	20, // 4: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
+	10, // 5: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
+	10, // 6: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
+	15, // 7: millwright.task.v1.ContainerStartStep.mounts:type_name -> millwright.task.v1.ContainerMount
+	20, // 8: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
+	14, // 9: millwright.task.v1.ContainerObserved.setup:type_name -> millwright.task.v1.ContainerStartStep
+	20, // 10: millwright.task.v1.RebootStep.timeout:type_name -> google.protobuf.Duration
+	20, // 11: millwright.task.v1.RebootStep.delay:type_name -> google.protobuf.Duration
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_step_proto_init() }
@@ -1517,7 +1672,7 @@ func file_millwright_task_v1_step_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_step_proto_rawDesc), len(file_millwright_task_v1_step_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
