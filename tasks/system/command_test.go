@@ -90,6 +90,11 @@ func TestDeadlineLeavesRoomForTheTimeout(t *testing.T) {
 	}
 }
 
+func FuzzReboot(f *testing.F) {
+	tasktest.FuzzValidate(f, all.Registry(), "system.reboot",
+		&systemv1.RebootSpec{Delay: durationpb.New(time.Minute), Timeout: durationpb.New(time.Hour), Reason: "new kernel"})
+}
+
 func FuzzCommand(f *testing.F) {
 	tasktest.FuzzValidate(f, all.Registry(), "system.command",
 		&systemv1.CommandSpec{Argv: []string{"/bin/true", "x"}, Environment: env("A=1"), User: "nobody", Timeout: durationpb.New(time.Second)})

@@ -157,6 +157,9 @@ var (
 // note keeps what a step returned, also beside an error.
 func (t *task) note(i int, step tasks.Step, out []byte, err error) {
 	sr := t.steps[i]
+	if errors.Is(err, host.ErrOutcomeUnknown) {
+		return
+	}
 	if out != nil {
 		sr.Out = out
 	}
