@@ -45,6 +45,8 @@ var pointless = map[string]string{
 
 	"agent/internal/executor.applied":  "the step was verified, and a death before or after the write verifies it again; state.commit is around it",
 	"agent/internal/executor.rebooted": "as applied, after a reboot",
+	"agent/internal/executor.again":    "state.commit is around it, and its own test restarts and reboots in the back-off",
+	"agent/internal/executor.undoHeld": "state.commit is around it, and executor.undo.step follows it",
 	"agent/internal/executor.freeze":   "its caller has the points",
 	"agent/internal/executor.putStep":  "its callers have the points",
 	"agent/internal/executor.commit":   "its callers have the points",
@@ -54,6 +56,7 @@ var pointless = map[string]string{
 	"agent/internal/host/containerd.lease":       "a lease that is left is taken over, or expires",
 	"agent/internal/host/containerd.clear":       "it removes what has no container; a death leaves it to the next try",
 	"agent/internal/host/containerd.clearLost":   "it ends what has no container; a death leaves it to the next try",
+	"agent/internal/host/systemd.Reboot":         "executor.step.apply and the reboot itself are around it; tasktest kills on both sides",
 	"agent/internal/host/command.Delete":         "its caller, package output, has the points",
 	"agent/internal/host/command.stopUnit":       "its caller has the points",
 	"agent/internal/host/files.CreateExclusive":  "its callers have the points",

@@ -18,6 +18,9 @@ import (
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
+// pass lets time pass in a bubble.
+func pass(d time.Duration) { <-time.NewTimer(d).C }
+
 func passes(context.Context) error { return tasks.Transient(errors.New("the server is away")) }
 
 // TestRetries are capped, whatever restarts and reboots come in between; only an
@@ -43,7 +46,7 @@ func TestRetries(t *testing.T) {
 				begun := time.Now()
 				n.accept(1, "switch.on", "@l "+tc.spec)
 				if tc.between != "" {
-					time.Sleep(time.Second) // of a back-off of 10 s
+					pass(time.Second) // of a back-off of 10 s
 					n.restart(tc.between)
 				}
 				rec := n.ended(1)
@@ -70,7 +73,7 @@ func TestRetrySucceeds(t *testing.T) {
 		n := newNode(t)
 		n.w.on("apply a", passes)
 		n.accept(1, "switch.on", "@l retry:a")
-		time.Sleep(time.Second)
+		pass(time.Second)
 		n.w.on("apply a", nil)
 		want(t, n.ended(1), succeeded, noUndo, "")
 		if s := n.steps(1)[0]; s.GetAttempts() != 2 || s.GetFailures() != 1 || s.GetError() != "" {
@@ -88,7 +91,7 @@ func TestCancelInBackOff(t *testing.T) {
 				n := newNode(t)
 				n.w.on("apply a", passes)
 				n.accept(1, "switch.on", "@l z retry:a")
-				time.Sleep(time.Second)
+				pass(time.Second)
 				begun := time.Now()
 				if err := n.e.Cancel(t.Context(), &agentv1.CancelRequest{TaskId: taskID(1), LeafHash: n.record(1).GetLeafHash(), RequestedBy: "bob"}); err != nil {
 					t.Fatal(err)
@@ -159,7 +162,7 @@ func TestDeadlineGoesOn(t *testing.T) {
 				n.w.on("apply a", func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
 				n.accept(1, "switch.on", "@l z a", func(l *taskv1.TaskLeaf) { l.Deadline = durationpb.New(time.Minute) })
 				begun := time.Now()
-				time.Sleep(40 * time.Second)
+				pass(40 * time.Second)
 				n.restart(boot)
 				want(t, n.ended(1), failed, complete, "DEADLINE_EXCEEDED")
 				if took := time.Since(begun); took > 62*time.Second || took < 59*time.Second {
@@ -223,7 +226,7 @@ func TestUndoHeldAgain(t *testing.T) {
 		}
 		for range 5 {
 			undo()
-			time.Sleep(time.Second)
+			pass(time.Second)
 			want(t, n.record(1), held, noUndo, "UNDO_FAILED")
 		}
 		n.w.on("undo a", nil)
