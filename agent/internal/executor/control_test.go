@@ -311,3 +311,22 @@ func TestLockQueue(t *testing.T) {
 		want(t, n.ended(3), succeeded, noUndo, "")
 	})
 }
+
+// TestHeldDoesNotBlockReboot lets a kind that passes held tasks have the node,
+// while the held task keeps its lock from all others.
+func TestHeldDoesNotBlockReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.w.on("apply p", func(context.Context) error { return fmt.Errorf("no record: %w", host.ErrOutcomeUnknown) })
+		n.accept(1, "switch.press", "@l once:p")
+		want(t, n.ended(1), held, noUndo, "OUTCOME_UNKNOWN")
+		n.restart("boot-1") // it is known as held after a restart too
+		n.accept(2, "node.press", "@node b")
+		want(t, n.ended(2), succeeded, noUndo, "")
+		n.accept(3, "switch.press", "@node c")
+		n.until(func(ev *taskv1.Event) bool { return ev.GetWaiting().GetTaskId() == taskID(3) })
+		if m := n.record(3).GetMessage(); !strings.Contains(m, "until a person settles it, by task "+taskID(1)) {
+			t.Errorf("the third waits: %q", m)
+		}
+	})
+}

@@ -299,6 +299,9 @@ func (w *world) kinds() *tasks.Registry {
 	tasks.Add(r, info("switch.on", tasks.State), switchTask{w: w, intent: tasks.IntentSet})
 	tasks.Add(r, info("switch.forget", tasks.State), switchTask{w: w, intent: tasks.IntentRemove})
 	tasks.Add(r, info("switch.press", tasks.Action), switchTask{w: w, action: true})
+	past := info("node.press", tasks.Action)
+	past.PassesHeld = true
+	tasks.Add(r, past, switchTask{w: w, action: true})
 	tasks.Add(r, info("task.resolve", tasks.Action), resolveTask{})
 	return r
 }
