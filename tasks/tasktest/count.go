@@ -47,6 +47,9 @@ func (c *counts) missing() (out []string) {
 	for kind, n := range c.kinds {
 		for name := range n.changes {
 			for _, phase := range []fakehost.Phase{fakehost.Before, fakehost.After} {
+				if name == "Reboot" && phase == fakehost.After {
+					continue // whoever called it is gone by then
+				}
 				if n.failures > 0 && !n.failed[fakehost.Op{Name: name, Phase: phase}] {
 					out = append(out, fmt.Sprintf("%s: %s never failed in phase %d", kind, name, phase))
 				}
