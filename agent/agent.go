@@ -25,8 +25,9 @@ import (
 
 // Agent is one node's agent. Run is called once.
 type Agent struct {
-	cfg Config
-	log *slog.Logger
+	cfg  Config
+	log  *slog.Logger
+	time *clock.HighWater
 
 	mu      sync.Mutex
 	node    *node // what works now; nil while nothing does; guarded by mu
@@ -37,7 +38,7 @@ type Agent struct {
 // New returns an agent that does nothing until Run.
 func New(cfg Config) *Agent {
 	cfg = cfg.withDefaults()
-	return &Agent{cfg: cfg, log: cfg.Logger, problem: errors.New("the agent is starting")}
+	return &Agent{cfg: cfg, log: cfg.Logger, time: clock.NewHighWater(cfg.Clock, cfg.Synchronised), problem: errors.New("the agent is starting")}
 }
 
 // Run serves the node until ctx ends, and returns nil then. Commands that run
@@ -91,6 +92,8 @@ func (a *Agent) serve(ctx context.Context) {
 				clock.Sleep(ctx, tryAgain)
 			}
 			replaced = true
+		case errors.Is(err, errClockReset):
+			a.log.WarnContext(ctx, "the clock was reset by root: windows and the floor are counted anew")
 		case errors.Is(err, errNewBundle):
 			a.log.InfoContext(ctx, "there is a new join bundle")
 			e, joined = a.enrol(ctx)
@@ -106,7 +109,7 @@ func (a *Agent) serve(ctx context.Context) {
 // waits for a bundle that works as long as ctx lasts.
 func (a *Agent) enrol(ctx context.Context) (e *enrol.Enrolment, joined bool) {
 	cfg := enrol.Config{
-		Dir: filepath.Join(a.cfg.StateDir, "identity"), Now: a.cfg.Clock.Now,
+		Dir: filepath.Join(a.cfg.StateDir, "identity"), Now: a.time.Now, Boot: a.time.Boot,
 		Log: a.log.With("component", "enrol"), Server: a.cfg.Server,
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(a.cfg.Dial)},
 	}

@@ -53,6 +53,7 @@ func (a *answers) whole(st *agentv1.GetStatusResponse, n *node) {
 	st.Connected, st.ConnectionError, st.SessionEpoch = ses.Connected, ses.Err, ses.Epoch
 	st.ClockOffset = durationpb.New(-ses.ClockOffset)
 	st.SvidNotAfter = timestamppb.New(e.NotAfter())
+	st.Clock = n.clockStatus()
 	st.TrustRootVersion, st.Cluster = e.Trust().Version(), fmt.Sprintf("%x", cluster)
 }
 

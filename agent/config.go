@@ -60,6 +60,9 @@ type Config struct {
 	RebootsWithin time.Duration
 	// Clock tells the time; optional, the machine's.
 	Clock clock.Clock
+	// Synchronised says whether the kernel knows its clock to be right; optional,
+	// the machine's word, and false with another clock.
+	Synchronised func() bool
 	// Hosts are what tasks act upon; optional, this machine.
 	Hosts Hosts
 	// Dial makes the connections to the control plane; optional.
@@ -83,7 +86,10 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	if c.Clock == nil {
-		c.Clock = clock.System{}
+		c.Clock, c.Synchronised = clock.System{}, clock.System{}.Synchronised
+	}
+	if c.Synchronised == nil {
+		c.Synchronised = func() bool { return false }
 	}
 	if c.Dial == nil {
 		d := &net.Dialer{Timeout: 20 * time.Second}

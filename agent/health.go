@@ -36,7 +36,7 @@ func (h *health) Facts(context.Context) *agentv1.NodeFacts {
 
 // Conditions returns what is wrong, or not.
 func (h *health) Conditions() []*taskv1.Condition {
-	now := []*taskv1.Condition{h.policy(), h.journal(), h.identity(), h.clock()}
+	now := []*taskv1.Condition{h.policy(), h.journal(), h.identity(), h.clock(), h.doubt()}
 	h.date(now)
 	return now
 }
@@ -67,7 +67,7 @@ func (h *health) journal() *taskv1.Condition {
 func (h *health) identity() *taskv1.Condition {
 	const typ = "IdentityExpiring"
 	from, to := h.node.enrolment.NotBefore(), h.node.enrolment.NotAfter()
-	switch t := h.node.cfg.Clock.Now(); {
+	switch t := h.node.time.Now(); {
 	case !t.Before(to):
 		return wrong(typ, "IDENTITY_EXPIRED", "the certificate has ended: put a new bundle, made with millctl node token create, in the place of the old one")
 	case t.After(from.Add(to.Sub(from) * 4 / 5)):
@@ -81,6 +81,13 @@ func (h *health) clock() *taskv1.Condition {
 		return wrong("ClockSkewed", "CLOCK_SKEWED", "the server's clock minus the node's is %v; one of them is wrong", offset.Round(time.Minute))
 	}
 	return well("ClockSkewed")
+}
+
+func (h *health) doubt() *taskv1.Condition {
+	if err := h.node.time.Doubt(); err != nil {
+		return wrong("ClockUntrusted", gate.ReasonClockUntrusted, "no task is begun: %v", err)
+	}
+	return well("ClockUntrusted")
 }
 
 func wrong(typ, reason, format string, args ...any) *taskv1.Condition {

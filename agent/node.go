@@ -27,6 +27,9 @@ var (
 	errNewJournal = errors.New("a new journal must begin")
 	// errNewBundle ends it so that the node joins again.
 	errNewBundle = errors.New("there is a new join bundle")
+	// errClockReset ends it so that everything is read again by the clock that
+	// root vouches for.
+	errClockReset = errors.New("the clock was reset")
 )
 
 // node is a node that has joined and whose journal is open.
@@ -44,12 +47,18 @@ type node struct {
 	bootID    string
 	floor     time.Time
 	condemned chan struct{} // holds a token once the journal is to be replaced
+	time      *clock.HighWater
+	reset     chan struct{} // holds a token once root has reset the clock
 }
 
 // work opens the journal and works with it until ctx ends or the journal must
 // be replaced.
 func (a *Agent) work(ctx context.Context, e *enrol.Enrolment, joined bool) (err error) {
-	n := &node{cfg: a.cfg, log: a.log, enrolment: e, condemned: make(chan struct{}, 1)}
+	n := &node{cfg: a.cfg, log: a.log, enrolment: e, condemned: make(chan struct{}, 1),
+		time: a.time, reset: make(chan struct{}, 1)}
+	// Whoever signed these was sure of the time, and the node has them since.
+	known := later(e.NotBefore(), e.Floor())
+	n.time.Load(known, known)
 	n.machine = nodehost.New(nodehost.Config{
 		StateDir: a.cfg.StateDir, Executable: a.cfg.Executable, Clock: a.cfg.Clock, Logger: a.log.With("component", "host"),
 	})
@@ -81,23 +90,23 @@ func (n *node) build() error {
 	}
 	g := gate.New(gate.Config{
 		Node: n.enrolment.Node(), Root: n.enrolment.Trust, Policy: n.cfg.PolicyFile, Registry: n.cfg.Registry,
-		Floor: n.floor, Clock: n.cfg.Clock, Logger: component("gate"),
+		Floor: n.floor, Clock: n.time, Doubt: n.time.Doubt, Logger: component("gate"),
 	})
 	n.executor = executor.New(executor.Config{
 		Journal: n.store, Gate: g, Hosts: n.hosts, Registry: n.cfg.Registry,
-		Clock: n.cfg.Clock, Logger: component("executor"), BootID: n.bootID, Room: n.store.Room,
+		Clock: n.time.Steady(), Logger: component("executor"), BootID: n.bootID, Room: n.store.Room,
 		Reboots: executor.RebootBudget{Most: n.cfg.RebootsMost, Within: n.cfg.RebootsWithin},
 	})
 	n.uploader = output.New(output.Config{
-		Files: files{n.machine}, Ledger: ledger{n}, Clock: n.cfg.Clock, Logger: component("output"),
+		Files: files{n.machine}, Ledger: ledger{n}, Clock: n.time.Steady(), Logger: component("output"),
 		BytesPerSecond: n.cfg.OutputBytesPerSecond, Retention: n.cfg.OutputRetention,
 	})
 	n.health = &health{node: n}
 	n.session = session.New(session.Config{
-		Identities: identity{n.enrolment, n.cfg.Clock}, Journal: journal{n.executor, n}, Tasks: n.executor, Trust: trust{n.enrolment},
+		Identities: identity{n.enrolment, n.time}, Journal: journal{n.executor, n}, Tasks: n.executor, Trust: trust{n.enrolment},
 		Node: n.health, Clock: n.cfg.Clock, Logger: component("session"), Version: n.cfg.Version,
 		Kinds: kinds(n.cfg.Registry), Credits: executor.Credits,
-		Alongside: n.uploader.Serve, Wanted: n.uploader.Want, Dial: n.cfg.Dial, Connect: n.cfg.Connect, Jitter: n.cfg.Jitter,
+		Alongside: n.uploader.Serve, Wanted: n.uploader.Want, ServerTime: func(server, _ time.Time) { n.time.ServerTime(server) }, Dial: n.cfg.Dial, Connect: n.cfg.Connect, Jitter: n.cfg.Jitter,
 	})
 	return nil
 }
@@ -109,6 +118,7 @@ func (n *node) run(ctx context.Context) error {
 	g.Go(func() error { return n.executor.Run(ctx) })
 	g.Go(func() error { return n.session.Run(ctx) })
 	g.Go(func() error { return n.uploader.Run(ctx) })
+	g.Go(func() error { return n.keepTime(ctx) })
 	g.Go(func() error { return n.awaitBundle(ctx, stamp(n.cfg.JoinFile)) })
 	g.Go(func() error {
 		select {
@@ -116,6 +126,8 @@ func (n *node) run(ctx context.Context) error {
 			return nil
 		case <-n.condemned:
 			return errNewJournal
+		case <-n.reset:
+			return errClockReset
 		}
 	})
 	return g.Wait()
@@ -128,7 +140,7 @@ func (n *node) run(ctx context.Context) error {
 func (n *node) awaitBundle(ctx context.Context, before fileStamp) error {
 	begin := n.cfg.Clock.Boot()
 	for clock.Sleep(ctx, lookForBundle) {
-		if n.cfg.Clock.Now().Before(n.enrolment.NotAfter()) {
+		if n.time.Now().Before(n.enrolment.NotAfter()) {
 			continue
 		}
 		again := n.cfg.Clock.Boot()-begin >= joinAgain && n.enrolment.Unused(n.cfg.JoinFile)

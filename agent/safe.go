@@ -36,7 +36,7 @@ type opener func(ctx context.Context) (*state.Store, error)
 func (a *Agent) opener(n *node, joined bool) opener {
 	cfg := state.Config{
 		Dir: a.cfg.StateDir, Node: n.enrolment.Node(), Generation: n.enrolment.Generation(), BootID: n.bootID,
-		Clock: a.cfg.Clock, Logger: a.log.With("component", "state"),
+		Clock: a.cfg.Clock, HighWater: n.time, Logger: a.log.With("component", "state"),
 		JustJoined: joined, JoinFloor: n.enrolment.Floor(), IdentityNotBefore: n.enrolment.NotBefore(), Guard: a.cfg.Guard,
 	}
 	if a.cfg.Hosts == nil { // other hosts have no millwrightd to run
@@ -70,7 +70,7 @@ func (a *Agent) safeMode(ctx context.Context, n *node, why error, open opener) (
 	s := &safe{node: n, mode: explain(why)}
 	n.health = &health{node: n}
 	n.session = session.New(session.Config{
-		Identities: identity{n.enrolment, n.cfg.Clock}, Journal: noJournal{}, Tasks: s, Trust: trust{n.enrolment},
+		Identities: identity{n.enrolment, n.time}, Journal: noJournal{}, Tasks: s, Trust: trust{n.enrolment},
 		Node: safeHealth{n.health}, Clock: n.cfg.Clock, Logger: n.log.With("component", "session"), Version: n.cfg.Version,
 		Kinds: kinds(n.cfg.Registry), Dial: n.cfg.Dial, SafeMode: s.mode,
 	})

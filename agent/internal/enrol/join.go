@@ -43,6 +43,8 @@ type Config struct {
 	Dir string
 	// Now is the wall clock; nil means time.Now.
 	Now func() time.Time
+	// Boot is CLOCK_BOOTTIME; nil means the machine's.
+	Boot func() time.Duration
 	// Log gets a line for each try that did not work, and for each success.
 	Log *slog.Logger
 	// Server replaces the address of the bundle, as host:port, where it is set.
@@ -53,7 +55,10 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	if c.Now == nil {
-		c.Now = time.Now
+		c.Now = clock.System{}.Now
+	}
+	if c.Boot == nil {
+		c.Boot = clock.System{}.Boot
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

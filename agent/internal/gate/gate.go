@@ -34,6 +34,9 @@ const (
 // maxSkew is how far ahead of the node's clock a signer's may be.
 const maxSkew = 5 * time.Minute
 
+// clockAgain is how soon a task is tried again while the clock is in doubt.
+const clockAgain = 10 * time.Second
+
 // Refusal says never. Find it with errors.As.
 type Refusal struct {
 	// Reason is the code.
@@ -79,8 +82,10 @@ type Config struct {
 	Registry *tasks.Registry
 	// Floor is the time at or before which nothing may have been issued.
 	Floor time.Time
-	// Clock tells the time.
+	// Clock tells the time by which windows are judged.
 	Clock clock.Clock
+	// Doubt says why that time cannot be relied on, or nil; optional.
+	Doubt func() error
 	// Logger is told of refusals and deferrals, coalesced.
 	Logger *slog.Logger
 }
@@ -208,6 +213,11 @@ func (g *Gate) checkKind(adm *Admission) error {
 }
 
 func (g *Gate) checkTime(adm *Admission) error {
+	if g.cfg.Doubt != nil {
+		if err := g.cfg.Doubt(); err != nil {
+			return &Deferral{ReasonClockUntrusted, "nothing with a window is begun: " + err.Error(), clockAgain}
+		}
+	}
 	now := g.cfg.Clock.Now()
 	issued, notAfter := adm.TaskSet.GetIssuedAt().AsTime(), adm.TaskSet.GetNotAfter().AsTime()
 	switch {

@@ -53,6 +53,9 @@ type Node interface {
 	// Export gives all that the journal holds to emit, whose error it returns
 	// as it is. It wraps ErrNotFound while there is no journal.
 	Export(ctx context.Context, emit func(*agentv1.JournalLine) error) error
+	// ResetClock takes the caller's word that the wall clock is right now. It
+	// returns the high water before, and the wall clock.
+	ResetClock(ctx context.Context) (before, now time.Time, err error)
 }
 
 // Config is what a server needs. All fields without "optional" must be set.

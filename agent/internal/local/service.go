@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -88,4 +89,15 @@ func refusal(what string, err error) error {
 		code = codes.FailedPrecondition
 	}
 	return status.Errorf(code, "%s: %v", what, err)
+}
+
+// ResetClock implements agentv1.LocalServiceServer.
+func (s *Server) ResetClock(ctx context.Context, _ *agentv1.ResetClockRequest) (*agentv1.ResetClockResponse, error) {
+	who, _ := caller(ctx) // the interceptor has seen it
+	s.cfg.Logger.InfoContext(ctx, "clock is reset on the node", "uid", who.UID, "pid", who.PID)
+	before, now, err := s.cfg.Node.ResetClock(ctx)
+	if err != nil {
+		return nil, refusal("reset clock", err)
+	}
+	return &agentv1.ResetClockResponse{Before: timestamppb.New(before), Now: timestamppb.New(now)}, nil
 }

@@ -179,7 +179,7 @@ func (u *Uploader) sweep(ctx context.Context) {
 // Serve uploads over conn until ctx ends and returns nil then. When the stream
 // breaks it begins another; where to go on, the server knows.
 func (u *Uploader) Serve(ctx context.Context, conn grpc.ClientConnInterface) error {
-	skip, places := map[ID]time.Time{}, map[place]*position{}
+	skip, places := map[ID]time.Duration{}, map[place]*position{}
 	pause := time.Second
 	for {
 		up := &upload{Uploader: u, conn: conn, places: places, skip: skip}
@@ -193,7 +193,7 @@ func (u *Uploader) Serve(ctx context.Context, conn grpc.ClientConnInterface) err
 		u.cfg.Logger.WarnContext(ctx, "output stream broken", "task_id", up.current.TaskID, "step", up.current.Step, "err", err, "retry_in", pause)
 		// The next stream begins with the others, in case the server refuses
 		// just this one.
-		skip[up.current] = time.Now().Add(skipFor)
+		skip[up.current] = u.cfg.Clock.Boot() + skipFor
 		clock.Sleep(ctx, pause)
 		pause = min(2*pause, time.Minute)
 	}

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/output"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -253,7 +252,7 @@ func start(t *testing.T, s *store, n *node, change func(*output.Config), l net.L
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := output.Config{Files: n, Ledger: n, Clock: clock.System{}, Logger: slog.New(slog.DiscardHandler), BytesPerSecond: 1 << 30}
+	cfg := output.Config{Files: n, Ledger: n, Clock: fakeTime{time.Now()}, Logger: slog.New(slog.DiscardHandler), BytesPerSecond: 1 << 30}
 	if change != nil {
 		change(&cfg)
 	}
@@ -327,3 +326,12 @@ func until(t *testing.T, what string, ok func() bool) {
 	}
 	t.Fatalf("%s: not within an hour", what)
 }
+
+// fakeTime is the time of a synctest bubble, by both clocks.
+type fakeTime struct{ begun time.Time }
+
+// Now is the wall clock.
+func (fakeTime) Now() time.Time { return time.Now() }
+
+// Boot is the time since the test began.
+func (f fakeTime) Boot() time.Duration { return time.Since(f.begun) }

@@ -51,7 +51,7 @@ type upload struct {
 	conn     grpc.ClientConnInterface
 	rpc      agentv1.AgentService_UploadOutputClient
 	places   map[place]*position
-	skip     map[ID]time.Time
+	skip     map[ID]time.Duration
 	current  ID
 	progress bool
 	buf      [ChunkBytes]byte
@@ -92,7 +92,7 @@ func (up *upload) pass(ctx context.Context) (busy bool, err error) {
 	}
 	others := slices.DeleteFunc(slices.Clone(unsent), func(id ID) bool { return slices.Contains(asked, id) })
 	for _, id := range append(asked, others...) {
-		if time.Now().Before(up.skip[id]) {
+		if until, ok := up.skip[id]; ok && up.cfg.Clock.Boot() < until {
 			continue
 		}
 		delete(up.skip, id)
@@ -161,7 +161,7 @@ func (up *upload) turn(ctx context.Context, id ID) (more, ended bool, err error)
 		}
 		if err != nil {
 			up.cfg.Logger.WarnContext(ctx, "output not read", "task_id", id.TaskID, "step", id.Step, "err", err)
-			up.skip[id] = time.Now().Add(skipFor)
+			up.skip[id] = up.cfg.Clock.Boot() + skipFor
 			return false, false, nil
 		}
 		ended = ended && st.Ended

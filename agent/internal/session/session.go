@@ -195,7 +195,7 @@ func (s *Session) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		id, err := s.identity(ctx)
 		var ended ending
-		begun := time.Now()
+		begun := s.cfg.Clock.Boot()
 		if err == nil {
 			ended = s.once(ctx, id)
 		} else {
@@ -205,7 +205,7 @@ func (s *Session) Run(ctx context.Context) error {
 			return nil
 		}
 		s.failed(ended.err)
-		if ended.welcomed && time.Since(begun) >= steady {
+		if ended.welcomed && s.cfg.Clock.Boot()-begun >= steady {
 			pause.reset()
 		}
 		if ended.welcomed && ended.planned() {
@@ -214,7 +214,7 @@ func (s *Session) Run(ctx context.Context) error {
 		}
 		delay := pause.after(ended.retryAfter())
 		s.log.WarnContext(ctx, "no session", "server", id.Server, "err", ended.err, "retry_in", delay.Round(time.Millisecond))
-		wait(ctx, delay, id.Replaced)
+		clock.Wait(ctx, delay, id.Replaced)
 	}
 	return nil
 }
@@ -250,16 +250,5 @@ func (s *Session) serverTime(server, local time.Time) {
 	s.mu.Unlock()
 	if s.cfg.ServerTime != nil {
 		s.cfg.ServerTime(server, local)
-	}
-}
-
-// wait returns after d, once early is closed, or when ctx ends.
-func wait(ctx context.Context, d time.Duration, early <-chan struct{}) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	case <-early:
 	}
 }

@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
@@ -82,7 +83,10 @@ func (s *Store) commit(group []*change) {
 			}
 			s.condemned = s.condemned || tx.condemned
 			s.issued = latest(s.issued, tx.issued)
-			wrote = wrote || tx.dirty() || tx.condemned
+			if tx.clockReset {
+				s.issued, s.clockReset = time.Time{}, true
+			}
+			wrote = wrote || tx.dirty() || tx.condemned || tx.marked
 			if err := tx.flush(); err != nil {
 				return err
 			}

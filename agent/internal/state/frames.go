@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -249,3 +250,18 @@ func (s *Store) Condemn() error {
 		return nil
 	})
 }
+
+// ResetClock makes floor the floor, also where it was later, and lets the mark's
+// times fall to the high water: root says what time it is.
+func (tx *Tx) ResetClock(floor time.Time) error {
+	m, err := tx.Journal()
+	if err != nil {
+		return err
+	}
+	m.Floor = timestamppb.New(floor)
+	tx.clockReset = true
+	return tx.putJournal(m)
+}
+
+// Mark writes the high-water mark anew, although nothing else is written.
+func (tx *Tx) Mark() { tx.marked = true }

@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"os"
 	"path/filepath"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
@@ -136,6 +137,29 @@ func (s *Store) raiseMark() error {
 	if err != nil {
 		return err
 	}
-	next.WallTime = timestamppb.New(latest(s.cfg.Clock.Now(), s.issued, s.mark.last.GetWallTime().AsTime()))
-	return s.mark.write(next)
+	high, sure := s.cfg.HighWater.Kept()
+	next.HighWater, next.SureTime = timestamp(high), timestamp(sure)
+	next.WallTime = timestamp(latest(high, s.issued, s.mark.last.GetWallTime().AsTime()))
+	if s.clockReset {
+		next.WallTime = next.HighWater
+	}
+	if err := s.mark.write(next); err != nil {
+		return err
+	}
+	s.clockReset = false
+	return nil
+}
+
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+func moment(t *timestamppb.Timestamp) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.AsTime()
 }

@@ -44,6 +44,9 @@ type Config struct {
 	BootID string
 	// Clock tells the time.
 	Clock clock.Clock
+	// HighWater is kept in the mark, and takes what the mark holds of it;
+	// optional.
+	HighWater *clock.HighWater
 	// Logger is told when a journal begins anew.
 	Logger *slog.Logger
 	// JustJoined says that the node joined in this start, so that there cannot
@@ -76,8 +79,9 @@ type Store struct {
 	db   *bolt.DB
 	mark *markFile
 
-	condemned bool      // touched only by the one who commits
-	issued    time.Time // see [Tx.Issued]; touched only by the one who commits
+	condemned  bool      // touched only by the one who commits
+	issued     time.Time // see [Tx.Issued]; touched only by the one who commits
+	clockReset bool      // the mark's times may be lowered; touched only by the one who commits
 
 	mu     sync.Mutex // guards queue, busy and closed
 	queue  []*change
@@ -105,6 +109,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.Guard == nil {
 		cfg.Guard = func(bool) error { return nil }
 	}
+	if cfg.HighWater == nil {
+		cfg.HighWater = clock.NewHighWater(cfg.Clock, func() bool { return false })
+	}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state directory: %w", err)
 	}
@@ -112,6 +119,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	cfg.HighWater.Load(moment(mark.last.GetHighWater()), moment(mark.last.GetSureTime()))
 	s := &Store{cfg: cfg, mark: mark, changed: make(chan struct{})}
 	if err := s.open(ctx); err != nil {
 		return nil, errors.Join(err, mark.close())
@@ -196,7 +204,7 @@ func (s *Store) begin(ctx context.Context, path string, reason taskv1.JournalRea
 }
 
 func (s *Store) newMeta(reason taskv1.JournalReason) *agentv1.JournalMeta {
-	now := s.cfg.Clock.Now()
+	now := s.cfg.HighWater.Believed() // a floor in a far future would bar every task
 	// A node that has enrolled anew has a mark too: what its former journal
 	// accepted until then is not remembered any more.
 	floor := latest(s.cfg.JoinFloor, s.mark.last.GetWallTime().AsTime())

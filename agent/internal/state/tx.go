@@ -44,7 +44,9 @@ type Tx struct {
 	grown  sizes
 	issued time.Time
 
-	condemned bool
+	condemned  bool
+	clockReset bool
+	marked     bool
 }
 
 func newTx(btx *bolt.Tx, cfg Config) *Tx { return &Tx{bolt: btx, cfg: cfg} }

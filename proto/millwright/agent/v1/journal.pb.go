@@ -200,7 +200,13 @@ type JournalMark struct {
 	Generation uint64 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Set when the state file must not be used again: the next start sets it
 	// aside.
-	Condemned     bool `protobuf:"varint,8,opt,name=condemned,proto3" json:"condemned,omitempty"`
+	Condemned bool `protobuf:"varint,8,opt,name=condemned,proto3" json:"condemned,omitempty"`
+	// The high water of the wall clock: the latest that was believed. Only root's
+	// clock reset lowers it.
+	HighWater *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=high_water,json=highWater,proto3" json:"high_water,omitempty"`
+	// What time it was at least, and hardly more: the last time that the server
+	// confirmed, and what CLOCK_BOOTTIME counted since.
+	SureTime      *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=sure_time,json=sureTime,proto3" json:"sure_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -289,6 +295,20 @@ func (x *JournalMark) GetCondemned() bool {
 		return x.Condemned
 	}
 	return false
+}
+
+func (x *JournalMark) GetHighWater() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HighWater
+	}
+	return nil
+}
+
+func (x *JournalMark) GetSureTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SureTime
+	}
+	return nil
 }
 
 // TaskRecord is one task as the node's journal holds it.
@@ -1158,7 +1178,7 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"createTime\x12\x1f\n" +
 	"\vinstance_id\x18\x06 \x01(\tR\n" +
 	"instanceId\x12.\n" +
-	"\x13previous_journal_id\x18\a \x01(\tR\x11previousJournalId\"\x85\x02\n" +
+	"\x13previous_journal_id\x18\a \x01(\tR\x11previousJournalId\"\xf9\x02\n" +
 	"\vJournalMark\x12\x18\n" +
 	"\acounter\x18\x01 \x01(\x04R\acounter\x12\x1d\n" +
 	"\n" +
@@ -1170,7 +1190,10 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\a \x01(\x04R\n" +
 	"generation\x12\x1c\n" +
-	"\tcondemned\x18\b \x01(\bR\tcondemned\"\xd4\t\n" +
+	"\tcondemned\x18\b \x01(\bR\tcondemned\x129\n" +
+	"\n" +
+	"high_water\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\thighWater\x127\n" +
+	"\tsure_time\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\bsureTime\"\xd4\t\n" +
 	"\n" +
 	"TaskRecord\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1b\n" +
@@ -1307,40 +1330,42 @@ var file_millwright_agent_v1_journal_proto_depIdxs = []int32{
 	10, // 0: millwright.agent.v1.JournalMeta.floor:type_name -> google.protobuf.Timestamp
 	10, // 1: millwright.agent.v1.JournalMeta.create_time:type_name -> google.protobuf.Timestamp
 	10, // 2: millwright.agent.v1.JournalMark.wall_time:type_name -> google.protobuf.Timestamp
-	11, // 3: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
-	12, // 4: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	13, // 5: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
-	14, // 6: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
-	15, // 7: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
-	16, // 8: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
-	10, // 9: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
-	10, // 10: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
-	10, // 11: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
-	0,  // 12: millwright.agent.v1.TaskRecord.origin:type_name -> millwright.agent.v1.TaskOrigin
-	17, // 13: millwright.agent.v1.TaskRecord.start_boot_time:type_name -> google.protobuf.Duration
-	10, // 14: millwright.agent.v1.TaskRecord.wait_time:type_name -> google.protobuf.Timestamp
-	18, // 15: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
-	10, // 16: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
-	10, // 17: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
-	19, // 18: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
-	17, // 19: millwright.agent.v1.StepRecord.try_began:type_name -> google.protobuf.Duration
-	17, // 20: millwright.agent.v1.StepRecord.retry_at:type_name -> google.protobuf.Duration
-	17, // 21: millwright.agent.v1.StepRecord.retry_wait:type_name -> google.protobuf.Duration
-	17, // 22: millwright.agent.v1.StepRecord.undo_began:type_name -> google.protobuf.Duration
-	10, // 23: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
-	12, // 24: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	11, // 25: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
-	20, // 26: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
-	10, // 27: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
-	10, // 28: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
-	19, // 29: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
-	9,  // 30: millwright.agent.v1.RebootLog.reboots:type_name -> millwright.agent.v1.RebootEntry
-	10, // 31: millwright.agent.v1.RebootEntry.time:type_name -> google.protobuf.Timestamp
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	10, // 3: millwright.agent.v1.JournalMark.high_water:type_name -> google.protobuf.Timestamp
+	10, // 4: millwright.agent.v1.JournalMark.sure_time:type_name -> google.protobuf.Timestamp
+	11, // 5: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
+	12, // 6: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	13, // 7: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
+	14, // 8: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
+	15, // 9: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
+	16, // 10: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
+	10, // 11: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
+	10, // 12: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
+	10, // 13: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
+	0,  // 14: millwright.agent.v1.TaskRecord.origin:type_name -> millwright.agent.v1.TaskOrigin
+	17, // 15: millwright.agent.v1.TaskRecord.start_boot_time:type_name -> google.protobuf.Duration
+	10, // 16: millwright.agent.v1.TaskRecord.wait_time:type_name -> google.protobuf.Timestamp
+	18, // 17: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
+	10, // 18: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
+	10, // 19: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
+	19, // 20: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
+	17, // 21: millwright.agent.v1.StepRecord.try_began:type_name -> google.protobuf.Duration
+	17, // 22: millwright.agent.v1.StepRecord.retry_at:type_name -> google.protobuf.Duration
+	17, // 23: millwright.agent.v1.StepRecord.retry_wait:type_name -> google.protobuf.Duration
+	17, // 24: millwright.agent.v1.StepRecord.undo_began:type_name -> google.protobuf.Duration
+	10, // 25: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
+	12, // 26: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	11, // 27: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
+	20, // 28: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
+	10, // 29: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
+	10, // 30: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
+	19, // 31: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
+	9,  // 32: millwright.agent.v1.RebootLog.reboots:type_name -> millwright.agent.v1.RebootEntry
+	10, // 33: millwright.agent.v1.RebootEntry.time:type_name -> google.protobuf.Timestamp
+	34, // [34:34] is the sub-list for method output_type
+	34, // [34:34] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_journal_proto_init() }

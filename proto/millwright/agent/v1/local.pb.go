@@ -103,6 +103,8 @@ type GetStatusResponse struct {
 	// Set while the agent is in safe mode: its state cannot be used and must not
 	// be touched. Nothing of the journal is given then.
 	SafeMode *SafeMode `protobuf:"bytes,20,opt,name=safe_mode,json=safeMode,proto3" json:"safe_mode,omitempty"`
+	// What the node believes of its clock.
+	Clock *ClockStatus `protobuf:"bytes,30,opt,name=clock,proto3" json:"clock,omitempty"`
 	// Who holds locks and who waits for them, in the order in which they asked.
 	Locks         []*LockClaim `protobuf:"bytes,40,rep,name=locks,proto3" json:"locks,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -268,6 +270,13 @@ func (x *GetStatusResponse) GetClockOffset() *durationpb.Duration {
 func (x *GetStatusResponse) GetSafeMode() *SafeMode {
 	if x != nil {
 		return x.SafeMode
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetClock() *ClockStatus {
+	if x != nil {
+		return x.Clock
 	}
 	return nil
 }
@@ -719,12 +728,188 @@ func (x *ResolveTaskResponse) GetState() v1.TaskState {
 	return v1.TaskState(0)
 }
 
+// ClockStatus is what the node believes of its clock.
+type ClockStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The wall clock.
+	WallTime *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=wall_time,json=wallTime,proto3" json:"wall_time,omitempty"`
+	// The latest wall clock that was believed: windows and certificates are judged
+	// by the later of the two.
+	HighWater *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=high_water,json=highWater,proto3" json:"high_water,omitempty"`
+	// What time it is at least: the last time that the server confirmed, and what
+	// was counted since.
+	SureTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=sure_time,json=sureTime,proto3" json:"sure_time,omitempty"`
+	// Why no task is begun, with the way out; empty when the clock is believed.
+	Doubt string `protobuf:"bytes,4,opt,name=doubt,proto3" json:"doubt,omitempty"`
+	// Whether the kernel says that something keeps the clock right.
+	Synchronised  bool `protobuf:"varint,5,opt,name=synchronised,proto3" json:"synchronised,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClockStatus) Reset() {
+	*x = ClockStatus{}
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClockStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClockStatus) ProtoMessage() {}
+
+func (x *ClockStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClockStatus.ProtoReflect.Descriptor instead.
+func (*ClockStatus) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ClockStatus) GetWallTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.WallTime
+	}
+	return nil
+}
+
+func (x *ClockStatus) GetHighWater() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HighWater
+	}
+	return nil
+}
+
+func (x *ClockStatus) GetSureTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SureTime
+	}
+	return nil
+}
+
+func (x *ClockStatus) GetDoubt() string {
+	if x != nil {
+		return x.Doubt
+	}
+	return ""
+}
+
+func (x *ClockStatus) GetSynchronised() bool {
+	if x != nil {
+		return x.Synchronised
+	}
+	return false
+}
+
+// ResetClockRequest says that the wall clock is right now.
+type ResetClockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetClockRequest) Reset() {
+	*x = ResetClockRequest{}
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetClockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetClockRequest) ProtoMessage() {}
+
+func (x *ResetClockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetClockRequest.ProtoReflect.Descriptor instead.
+func (*ResetClockRequest) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{10}
+}
+
+// ResetClockResponse says what was done.
+type ResetClockResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The high water before.
+	Before *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=before,proto3" json:"before,omitempty"`
+	// The high water and the floor now.
+	Now           *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=now,proto3" json:"now,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetClockResponse) Reset() {
+	*x = ResetClockResponse{}
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetClockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetClockResponse) ProtoMessage() {}
+
+func (x *ResetClockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetClockResponse.ProtoReflect.Descriptor instead.
+func (*ResetClockResponse) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ResetClockResponse) GetBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *ResetClockResponse) GetNow() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Now
+	}
+	return nil
+}
+
 var File_millwright_agent_v1_local_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\n" +
 	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a millwright/agent/v1/export.proto\x1a!millwright/agent/v1/journal.proto\x1a!millwright/agent/v1/session.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a millwright/task/v1/resolve.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xde\x06\n" +
+	"\x10GetStatusRequest\"\x96\a\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -749,7 +934,8 @@ const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"conditions\x12;\n" +
 	"\aintents\x18\x11 \x03(\v2!.millwright.agent.v1.IntentRecordR\aintents\x12<\n" +
 	"\fclock_offset\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\vclockOffset\x12:\n" +
-	"\tsafe_mode\x18\x14 \x01(\v2\x1d.millwright.agent.v1.SafeModeR\bsafeMode\x124\n" +
+	"\tsafe_mode\x18\x14 \x01(\v2\x1d.millwright.agent.v1.SafeModeR\bsafeMode\x126\n" +
+	"\x05clock\x18\x1e \x01(\v2 .millwright.agent.v1.ClockStatusR\x05clock\x124\n" +
 	"\x05locks\x18( \x03(\v2\x1e.millwright.agent.v1.LockClaimR\x05locks\"\xc6\x01\n" +
 	"\tLockClaim\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x12\n" +
@@ -777,12 +963,25 @@ const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\x02as\x18\x02 \x01(\x0e2\x1d.millwright.task.v1.ResolveAsR\x02as\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"J\n" +
 	"\x13ResolveTaskResponse\x123\n" +
-	"\x05state\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.TaskStateR\x05state2\x98\x03\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.TaskStateR\x05state\"\xf4\x01\n" +
+	"\vClockStatus\x127\n" +
+	"\twall_time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\bwallTime\x129\n" +
+	"\n" +
+	"high_water\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\thighWater\x127\n" +
+	"\tsure_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bsureTime\x12\x14\n" +
+	"\x05doubt\x18\x04 \x01(\tR\x05doubt\x12\"\n" +
+	"\fsynchronised\x18\x05 \x01(\bR\fsynchronised\"\x13\n" +
+	"\x11ResetClockRequest\"v\n" +
+	"\x12ResetClockResponse\x122\n" +
+	"\x06before\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x06before\x12,\n" +
+	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now2\xf7\x03\n" +
 	"\fLocalService\x12Z\n" +
 	"\tGetStatus\x12%.millwright.agent.v1.GetStatusRequest\x1a&.millwright.agent.v1.GetStatusResponse\x12`\n" +
 	"\vListJournal\x12'.millwright.agent.v1.ListJournalRequest\x1a(.millwright.agent.v1.ListJournalResponse\x12`\n" +
 	"\vResolveTask\x12'.millwright.agent.v1.ResolveTaskRequest\x1a(.millwright.agent.v1.ResolveTaskResponse\x12h\n" +
-	"\rExportJournal\x12).millwright.agent.v1.ExportJournalRequest\x1a*.millwright.agent.v1.ExportJournalResponse0\x01B@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
+	"\rExportJournal\x12).millwright.agent.v1.ExportJournalRequest\x1a*.millwright.agent.v1.ExportJournalResponse0\x01\x12]\n" +
+	"\n" +
+	"ResetClock\x12&.millwright.agent.v1.ResetClockRequest\x1a'.millwright.agent.v1.ResetClockResponseB@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
 
 var (
 	file_millwright_agent_v1_local_proto_rawDescOnce sync.Once
@@ -796,7 +995,7 @@ func file_millwright_agent_v1_local_proto_rawDescGZIP() []byte {
 	return file_millwright_agent_v1_local_proto_rawDescData
 }
 
-var file_millwright_agent_v1_local_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_millwright_agent_v1_local_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_millwright_agent_v1_local_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),      // 0: millwright.agent.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),     // 1: millwright.agent.v1.GetStatusResponse
@@ -807,48 +1006,59 @@ var file_millwright_agent_v1_local_proto_goTypes = []any{
 	(*JournalStep)(nil),           // 6: millwright.agent.v1.JournalStep
 	(*ResolveTaskRequest)(nil),    // 7: millwright.agent.v1.ResolveTaskRequest
 	(*ResolveTaskResponse)(nil),   // 8: millwright.agent.v1.ResolveTaskResponse
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*v1.Condition)(nil),          // 10: millwright.task.v1.Condition
-	(*IntentRecord)(nil),          // 11: millwright.agent.v1.IntentRecord
-	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
-	(*SafeMode)(nil),              // 13: millwright.agent.v1.SafeMode
-	(*TaskRecord)(nil),            // 14: millwright.agent.v1.TaskRecord
-	(*v1.PlannedStep)(nil),        // 15: millwright.task.v1.PlannedStep
-	(*v1.StepOutcome)(nil),        // 16: millwright.task.v1.StepOutcome
-	(v1.ResolveAs)(0),             // 17: millwright.task.v1.ResolveAs
-	(v1.TaskState)(0),             // 18: millwright.task.v1.TaskState
-	(*ExportJournalRequest)(nil),  // 19: millwright.agent.v1.ExportJournalRequest
-	(*ExportJournalResponse)(nil), // 20: millwright.agent.v1.ExportJournalResponse
+	(*ClockStatus)(nil),           // 9: millwright.agent.v1.ClockStatus
+	(*ResetClockRequest)(nil),     // 10: millwright.agent.v1.ResetClockRequest
+	(*ResetClockResponse)(nil),    // 11: millwright.agent.v1.ResetClockResponse
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 13: millwright.task.v1.Condition
+	(*IntentRecord)(nil),          // 14: millwright.agent.v1.IntentRecord
+	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
+	(*SafeMode)(nil),              // 16: millwright.agent.v1.SafeMode
+	(*TaskRecord)(nil),            // 17: millwright.agent.v1.TaskRecord
+	(*v1.PlannedStep)(nil),        // 18: millwright.task.v1.PlannedStep
+	(*v1.StepOutcome)(nil),        // 19: millwright.task.v1.StepOutcome
+	(v1.ResolveAs)(0),             // 20: millwright.task.v1.ResolveAs
+	(v1.TaskState)(0),             // 21: millwright.task.v1.TaskState
+	(*ExportJournalRequest)(nil),  // 22: millwright.agent.v1.ExportJournalRequest
+	(*ExportJournalResponse)(nil), // 23: millwright.agent.v1.ExportJournalResponse
 }
 var file_millwright_agent_v1_local_proto_depIdxs = []int32{
-	9,  // 0: millwright.agent.v1.GetStatusResponse.svid_not_after:type_name -> google.protobuf.Timestamp
-	9,  // 1: millwright.agent.v1.GetStatusResponse.floor:type_name -> google.protobuf.Timestamp
-	10, // 2: millwright.agent.v1.GetStatusResponse.conditions:type_name -> millwright.task.v1.Condition
-	11, // 3: millwright.agent.v1.GetStatusResponse.intents:type_name -> millwright.agent.v1.IntentRecord
-	12, // 4: millwright.agent.v1.GetStatusResponse.clock_offset:type_name -> google.protobuf.Duration
-	13, // 5: millwright.agent.v1.GetStatusResponse.safe_mode:type_name -> millwright.agent.v1.SafeMode
-	2,  // 6: millwright.agent.v1.GetStatusResponse.locks:type_name -> millwright.agent.v1.LockClaim
-	9,  // 7: millwright.agent.v1.LockClaim.since:type_name -> google.protobuf.Timestamp
-	5,  // 8: millwright.agent.v1.ListJournalResponse.tasks:type_name -> millwright.agent.v1.JournalTask
-	14, // 9: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
-	6,  // 10: millwright.agent.v1.JournalTask.steps:type_name -> millwright.agent.v1.JournalStep
-	15, // 11: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
-	16, // 12: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
-	17, // 13: millwright.agent.v1.ResolveTaskRequest.as:type_name -> millwright.task.v1.ResolveAs
-	18, // 14: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
-	0,  // 15: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
-	3,  // 16: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
-	7,  // 17: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
-	19, // 18: millwright.agent.v1.LocalService.ExportJournal:input_type -> millwright.agent.v1.ExportJournalRequest
-	1,  // 19: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
-	4,  // 20: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
-	8,  // 21: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
-	20, // 22: millwright.agent.v1.LocalService.ExportJournal:output_type -> millwright.agent.v1.ExportJournalResponse
-	19, // [19:23] is the sub-list for method output_type
-	15, // [15:19] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	12, // 0: millwright.agent.v1.GetStatusResponse.svid_not_after:type_name -> google.protobuf.Timestamp
+	12, // 1: millwright.agent.v1.GetStatusResponse.floor:type_name -> google.protobuf.Timestamp
+	13, // 2: millwright.agent.v1.GetStatusResponse.conditions:type_name -> millwright.task.v1.Condition
+	14, // 3: millwright.agent.v1.GetStatusResponse.intents:type_name -> millwright.agent.v1.IntentRecord
+	15, // 4: millwright.agent.v1.GetStatusResponse.clock_offset:type_name -> google.protobuf.Duration
+	16, // 5: millwright.agent.v1.GetStatusResponse.safe_mode:type_name -> millwright.agent.v1.SafeMode
+	9,  // 6: millwright.agent.v1.GetStatusResponse.clock:type_name -> millwright.agent.v1.ClockStatus
+	2,  // 7: millwright.agent.v1.GetStatusResponse.locks:type_name -> millwright.agent.v1.LockClaim
+	12, // 8: millwright.agent.v1.LockClaim.since:type_name -> google.protobuf.Timestamp
+	5,  // 9: millwright.agent.v1.ListJournalResponse.tasks:type_name -> millwright.agent.v1.JournalTask
+	17, // 10: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
+	6,  // 11: millwright.agent.v1.JournalTask.steps:type_name -> millwright.agent.v1.JournalStep
+	18, // 12: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
+	19, // 13: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
+	20, // 14: millwright.agent.v1.ResolveTaskRequest.as:type_name -> millwright.task.v1.ResolveAs
+	21, // 15: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
+	12, // 16: millwright.agent.v1.ClockStatus.wall_time:type_name -> google.protobuf.Timestamp
+	12, // 17: millwright.agent.v1.ClockStatus.high_water:type_name -> google.protobuf.Timestamp
+	12, // 18: millwright.agent.v1.ClockStatus.sure_time:type_name -> google.protobuf.Timestamp
+	12, // 19: millwright.agent.v1.ResetClockResponse.before:type_name -> google.protobuf.Timestamp
+	12, // 20: millwright.agent.v1.ResetClockResponse.now:type_name -> google.protobuf.Timestamp
+	0,  // 21: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
+	3,  // 22: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
+	7,  // 23: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
+	22, // 24: millwright.agent.v1.LocalService.ExportJournal:input_type -> millwright.agent.v1.ExportJournalRequest
+	10, // 25: millwright.agent.v1.LocalService.ResetClock:input_type -> millwright.agent.v1.ResetClockRequest
+	1,  // 26: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
+	4,  // 27: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
+	8,  // 28: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
+	23, // 29: millwright.agent.v1.LocalService.ExportJournal:output_type -> millwright.agent.v1.ExportJournalResponse
+	11, // 30: millwright.agent.v1.LocalService.ResetClock:output_type -> millwright.agent.v1.ResetClockResponse
+	26, // [26:31] is the sub-list for method output_type
+	21, // [21:26] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_local_proto_init() }
@@ -865,7 +1075,7 @@ func file_millwright_agent_v1_local_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_local_proto_rawDesc), len(file_millwright_agent_v1_local_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,6 +23,7 @@ const (
 	LocalService_ListJournal_FullMethodName   = "/millwright.agent.v1.LocalService/ListJournal"
 	LocalService_ResolveTask_FullMethodName   = "/millwright.agent.v1.LocalService/ResolveTask"
 	LocalService_ExportJournal_FullMethodName = "/millwright.agent.v1.LocalService/ExportJournal"
+	LocalService_ResetClock_FullMethodName    = "/millwright.agent.v1.LocalService/ResetClock"
 )
 
 // LocalServiceClient is the client API for LocalService service.
@@ -40,6 +41,9 @@ type LocalServiceClient interface {
 	ResolveTask(ctx context.Context, in *ResolveTaskRequest, opts ...grpc.CallOption) (*ResolveTaskResponse, error)
 	// ExportJournal returns all that the journal holds. Only root may.
 	ExportJournal(ctx context.Context, in *ExportJournalRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportJournalResponse], error)
+	// ResetClock makes the wall clock the high water, and the floor. Only root
+	// may.
+	ResetClock(ctx context.Context, in *ResetClockRequest, opts ...grpc.CallOption) (*ResetClockResponse, error)
 }
 
 type localServiceClient struct {
@@ -99,6 +103,16 @@ func (c *localServiceClient) ExportJournal(ctx context.Context, in *ExportJourna
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LocalService_ExportJournalClient = grpc.ServerStreamingClient[ExportJournalResponse]
 
+func (c *localServiceClient) ResetClock(ctx context.Context, in *ResetClockRequest, opts ...grpc.CallOption) (*ResetClockResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResetClockResponse)
+	err := c.cc.Invoke(ctx, LocalService_ResetClock_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LocalServiceServer is the server API for LocalService service.
 // All implementations must embed UnimplementedLocalServiceServer
 // for forward compatibility.
@@ -114,6 +128,9 @@ type LocalServiceServer interface {
 	ResolveTask(context.Context, *ResolveTaskRequest) (*ResolveTaskResponse, error)
 	// ExportJournal returns all that the journal holds. Only root may.
 	ExportJournal(*ExportJournalRequest, grpc.ServerStreamingServer[ExportJournalResponse]) error
+	// ResetClock makes the wall clock the high water, and the floor. Only root
+	// may.
+	ResetClock(context.Context, *ResetClockRequest) (*ResetClockResponse, error)
 	mustEmbedUnimplementedLocalServiceServer()
 }
 
@@ -135,6 +152,9 @@ func (UnimplementedLocalServiceServer) ResolveTask(context.Context, *ResolveTask
 }
 func (UnimplementedLocalServiceServer) ExportJournal(*ExportJournalRequest, grpc.ServerStreamingServer[ExportJournalResponse]) error {
 	return status.Error(codes.Unimplemented, "method ExportJournal not implemented")
+}
+func (UnimplementedLocalServiceServer) ResetClock(context.Context, *ResetClockRequest) (*ResetClockResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResetClock not implemented")
 }
 func (UnimplementedLocalServiceServer) mustEmbedUnimplementedLocalServiceServer() {}
 func (UnimplementedLocalServiceServer) testEmbeddedByValue()                      {}
@@ -222,6 +242,24 @@ func _LocalService_ExportJournal_Handler(srv interface{}, stream grpc.ServerStre
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type LocalService_ExportJournalServer = grpc.ServerStreamingServer[ExportJournalResponse]
 
+func _LocalService_ResetClock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResetClockRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LocalServiceServer).ResetClock(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LocalService_ResetClock_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LocalServiceServer).ResetClock(ctx, req.(*ResetClockRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // LocalService_ServiceDesc is the grpc.ServiceDesc for LocalService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -240,6 +278,10 @@ var LocalService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResolveTask",
 			Handler:    _LocalService_ResolveTask_Handler,
+		},
+		{
+			MethodName: "ResetClock",
+			Handler:    _LocalService_ResetClock_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
