@@ -69,7 +69,7 @@ func (h *health) identity() *taskv1.Condition {
 	from, to := h.node.enrolment.NotBefore(), h.node.enrolment.NotAfter()
 	switch t := h.node.time.Now(); {
 	case !t.Before(to):
-		return wrong(typ, "IDENTITY_EXPIRED", "the certificate has ended: put a new bundle, made with millctl node token create, in the place of the old one")
+		return wrong(typ, "IDENTITY_EXPIRED", "%s", h.node.enrolment.Ended())
 	case t.After(from.Add(to.Sub(from) * 4 / 5)):
 		return wrong(typ, "NOT_RENEWED", "the certificate could not be renewed until now")
 	}

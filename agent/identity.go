@@ -2,29 +2,23 @@ package agent
 
 import (
 	"context"
-	"fmt"
-	"time"
+	"errors"
 
-	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/enrol"
 	"github.com/gpuaas/millwright/agent/internal/session"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
 // identity is the enrolment as the session uses it.
-type identity struct {
-	*enrol.Enrolment
-	clock clock.Clock
-}
+type identity struct{ *enrol.Enrolment }
 
 // Identity returns what the session proves itself with. One that has ended is
 // an error that says what to do.
 func (i identity) Identity(context.Context) (session.Identity, error) {
 	replaced := i.Renewed()
 	end := i.NotAfter()
-	if !i.clock.Now().Before(end) {
-		return session.Identity{}, fmt.Errorf("the node's certificate has ended at %s: put a new bundle, made with millctl node token create, in the place of the old one",
-			end.UTC().Format(time.RFC3339))
+	if ended := i.Ended(); ended != "" {
+		return session.Identity{Server: i.Server(), Replaced: replaced}, errors.New(ended)
 	}
 	return session.Identity{Server: i.Server(), TLS: i.TLS(), NotAfter: end, Generation: i.Generation(), Replaced: replaced}, nil
 }

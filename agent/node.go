@@ -103,10 +103,10 @@ func (n *node) build() error {
 	})
 	n.health = &health{node: n}
 	n.session = session.New(session.Config{
-		Identities: identity{n.enrolment, n.time}, Journal: journal{n.executor, n}, Tasks: n.executor, Trust: trust{n.enrolment},
+		Identities: identity{n.enrolment}, Journal: journal{n.executor, n}, Tasks: n.executor, Trust: trust{n.enrolment},
 		Node: n.health, Clock: n.cfg.Clock, Logger: component("session"), Version: n.cfg.Version,
 		Kinds: kinds(n.cfg.Registry), Credits: executor.Credits,
-		Alongside: n.uploader.Serve, Wanted: n.uploader.Want, ServerTime: func(server, _ time.Time) { n.time.ServerTime(server) }, Dial: n.cfg.Dial, Connect: n.cfg.Connect, Jitter: n.cfg.Jitter,
+		Alongside: n.uploader.Serve, Wanted: n.uploader.Want, Refused: n.enrolment.Refused, ServerTime: func(server, _ time.Time) { n.time.ServerTime(server) }, Dial: n.cfg.Dial, Connect: n.cfg.Connect, Jitter: n.cfg.Jitter,
 	})
 	return nil
 }

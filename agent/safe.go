@@ -70,7 +70,7 @@ func (a *Agent) safeMode(ctx context.Context, n *node, why error, open opener) (
 	s := &safe{node: n, mode: explain(why)}
 	n.health = &health{node: n}
 	n.session = session.New(session.Config{
-		Identities: identity{n.enrolment, n.time}, Journal: noJournal{}, Tasks: s, Trust: trust{n.enrolment},
+		Identities: identity{n.enrolment}, Journal: noJournal{}, Tasks: s, Trust: trust{n.enrolment},
 		Node: safeHealth{n.health}, Clock: n.cfg.Clock, Logger: n.log.With("component", "session"), Version: n.cfg.Version,
 		Kinds: kinds(n.cfg.Registry), Dial: n.cfg.Dial, SafeMode: s.mode,
 	})

@@ -52,7 +52,7 @@ func (s *Server) assemble(ctx context.Context, db *boltstore.Store) (*parts, err
 	p.ready = db.Writable
 	p.dispatch = dispatch.New(dispatch.Config{
 		Log: w.log, Reader: db, TrustUpdates: w.root.Since, Logger: w.cfg.Logger.With("component", "dispatch"),
-		Actor: w.id.String(), Version: w.cfg.Version, Heartbeat: w.cfg.Heartbeat, Sweep: w.cfg.Sweep, Now: w.cfg.Now,
+		Actor: w.id.String(), Version: w.cfg.Version, Heartbeat: w.cfg.Heartbeat, Sweep: w.cfg.Sweep, Now: w.cfg.Now, Boot: w.cfg.Boot,
 	})
 	p.fleet = fleet.New(fleet.Config{
 		Log: w.log, Reader: db, Sessions: p.dispatch, Logger: w.cfg.Logger.With("component", "fleet"),
@@ -119,7 +119,7 @@ func (w *site) register(r grpc.ServiceRegistrar, p *parts) {
 		Logger: log.With("component", "output"), Stopping: p.stopping, Now: w.cfg.Now,
 	}))
 	agentpb.RegisterEnrolmentServiceServer(r, enrolv1.New(enrolv1.Config{
-		TrustDomain: w.id.TrustDomain, NodeTTL: w.cfg.NodeTTL, Tokens: p.fleet, Issuer: w.ca, Trust: w,
+		TrustDomain: w.id.TrustDomain, NodeTTL: w.cfg.NodeTTL, Tokens: p.fleet, Keys: p.fleet, Issuer: w.ca, Trust: w,
 		Log: log.With("component", "enrolment"), Now: w.cfg.Now,
 	}))
 	taskpb.RegisterTaskServiceServer(r, taskv1.New(taskv1.Config{

@@ -42,8 +42,10 @@ type Config struct {
 	// Listener and HTTPListener are used in place of Listen and HTTPListen, and
 	// closed.
 	Listener, HTTPListener net.Listener
-	// Now is the wall clock; nil means time.Now.
+	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
+	// Boot is CLOCK_BOOTTIME; nil means the machine's.
+	Boot func() time.Duration
 	// Local is given the services before the server serves, behind the same
 	// interceptors as the port has; nil means nobody is. Simulations call them
 	// without a network. It must register nothing that outlives the server.

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthgrpc "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
 	"github.com/gpuaas/millwright/controlplane/internal/export"
 	"github.com/gpuaas/millwright/controlplane/internal/fleet"
@@ -34,7 +35,10 @@ type Server struct{ cfg Config }
 // New returns a server. Nothing is opened before [Server.Run].
 func New(cfg Config) *Server {
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
+	}
+	if cfg.Boot == nil {
+		cfg.Boot = clock.Boot()
 	}
 	return &Server{cfg: cfg}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"time"
 
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -19,6 +18,7 @@ import (
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
 )
@@ -36,7 +36,7 @@ var ErrFounded = errors.New("state directory belongs to another cluster")
 // loses no cluster.
 func Found(ctx context.Context, cfg Config, bundle *nodev1.FoundingBundle, trustDomain string) (*nodev1.ContextFile, error) {
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
 	}
 	root, operator, err := checkBundle(bundle, trustDomain)
 	if err != nil {

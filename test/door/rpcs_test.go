@@ -31,17 +31,19 @@ const (
 // callers says who may call the RPCs of a service, and of those that differ
 // from their service.
 var callers = map[string][]string{
-	"millwright.agent.v1.AgentService":               nil, // by method
-	"millwright.agent.v1.AgentService.Session":       {node},
-	"millwright.agent.v1.AgentService.UploadOutput":  {node},
-	"millwright.agent.v1.EnrolmentService.Join":      {nobody},
-	"millwright.agent.v1.EnrolmentService.Renew":     {node},
-	"millwright.task.v1.TaskService":                 {operator, controller},
-	"millwright.node.v1.NodeService":                 {operator, controller},
-	"millwright.node.v1.NodeService.CreateJoinToken": {operator},
-	"millwright.node.v1.NodeService.EvictNode":       {operator},
-	"millwright.agent.v1.LocalService":               {}, // is the agent's: it is not here
-	"millwright.audit.v1.ExportService":              {}, // is on a socket of its own: it is not here
+	"millwright.agent.v1.AgentService":                nil, // by method
+	"millwright.agent.v1.AgentService.Session":        {node},
+	"millwright.agent.v1.AgentService.UploadOutput":   {node},
+	"millwright.agent.v1.EnrolmentService.Join":       {nobody},
+	"millwright.agent.v1.EnrolmentService.Renew":      {node},
+	"millwright.agent.v1.EnrolmentService.StartRekey": {nobody},
+	"millwright.agent.v1.EnrolmentService.Rekey":      {nobody},
+	"millwright.task.v1.TaskService":                  {operator, controller},
+	"millwright.node.v1.NodeService":                  {operator, controller},
+	"millwright.node.v1.NodeService.CreateJoinToken":  {operator},
+	"millwright.node.v1.NodeService.EvictNode":        {operator},
+	"millwright.agent.v1.LocalService":                {}, // is the agent's: it is not here
+	"millwright.audit.v1.ExportService":               {}, // is on a socket of its own: it is not here
 }
 
 // may says who may call a method; a method that nobody thought of fails the

@@ -216,19 +216,24 @@ func (n *Node) write(name string, data []byte) {
 }
 
 // Start runs the node's agent until stop is called, or the test ends.
-func (n *Node) Start() (stop func()) {
+// Its configuration may be changed before.
+func (n *Node) Start(changes ...func(*agent.Config)) (stop func()) {
 	n.c.t.Helper()
 	registry := n.Registry
 	if registry == nil {
 		registry = all.Registry()
 	}
-	stop = run(n.c.t, agent.New(agent.Config{
+	cfg := agent.Config{
 		StateDir: filepath.Join(n.Dir, "state"), RunDir: filepath.Join(n.Dir, "run"),
 		PolicyFile: filepath.Join(n.Dir, "policy.yaml"), JoinFile: filepath.Join(n.Dir, "join.json"),
 		Executable: "/usr/bin/millwrightd", Version: "test", Registry: registry,
 		Logger: n.c.log.With("program", n.Name), Labels: map[string]string{"pool": "a"}, Hosts: n.Hosts(nil), Dial: n.line.dial,
 		Server: n.c.cfg.AdvertiseAddress, Clock: n.c.clock,
-	}).Run)
+	}
+	for _, change := range changes {
+		change(&cfg)
+	}
+	stop = run(n.c.t, agent.New(cfg).Run)
 	n.c.t.Cleanup(n.c.check) // while all still run
 	return stop
 }

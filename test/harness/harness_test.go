@@ -175,9 +175,9 @@ func TestRolledBackJournal(t *testing.T) {
 }
 
 // TestExpiredIdentity keeps a node away until its certificate has ended. It says
-// so, and comes back by itself once it gets a new bundle.
+// so, and comes back by itself: it re-keys, or joins anew once it gets a bundle.
 func TestExpiredIdentity(t *testing.T) {
-	c := harness.New(t, func(cfg *controlplane.Config) { cfg.NodeTTL = 4 * time.Second })
+	c := harness.New(t, func(cfg *controlplane.Config) { cfg.NodeTTL = 8 * time.Second })
 	n := c.NewNode("gpu-001")
 	n.Start()
 	if first := n.Connected(); first.GetGeneration() != 1 {
@@ -188,7 +188,15 @@ func TestExpiredIdentity(t *testing.T) {
 		return slices.ContainsFunc(n.Status().GetConditions(), func(c *taskv1.Condition) bool { return c.GetReason() == "IDENTITY_EXPIRED" })
 	})
 	n.Heal()
+	await(t, "the node has re-keyed", func() bool { return n.Status().GetConnected() })
+	if again := n.Connected(); again.GetGeneration() != 1 {
+		t.Errorf("generation = %d after re-keying, want 1", again.GetGeneration())
+	}
+	ended := n.Status().GetSvidNotAfter().AsTime()
+	n.Cut()
+	await(t, "the next certificate has ended", func() bool { return time.Now().After(ended) && time.Now().After(n.Status().GetSvidNotAfter().AsTime()) })
 	n.NewBundle()
+	n.Heal()
 	await(t, "the node is back", func() bool { return n.Connected().GetGeneration() == 2 })
 }
 

@@ -61,9 +61,10 @@ func (h *HighWater) Now() time.Time {
 	wall := h.clock.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.observe(wall, h.clock.Boot())
-	if h.high.After(wall) {
-		return h.high
+	boot := h.clock.Boot()
+	h.observe(wall, boot)
+	if known := h.latest(boot); known.After(wall) {
+		return known
 	}
 	return wall
 }
@@ -91,7 +92,7 @@ func (h *HighWater) Kept() (high, sure time.Time) {
 	defer h.mu.Unlock()
 	boot := h.clock.Boot()
 	h.observe(wall, boot)
-	return h.high, h.sureNow(boot)
+	return h.latest(boot), h.sureNow(boot)
 }
 
 // ServerTime takes the server's word of what time it is now. It raises nothing
@@ -129,9 +130,9 @@ func (h *HighWater) Doubt() error {
 	}
 	server, heard := h.wordNow(boot)
 	switch {
-	case h.high.Sub(wall) > Agreed:
-		return fmt.Errorf("the node's clock shows %s, and it has shown %s before: set the clock; if it is right now, run millwrightd clock reset as root on the node",
-			stamp(wall), stamp(h.high))
+	case h.latest(boot).Sub(wall) > Agreed:
+		return fmt.Errorf("the node's clock shows %s, and it is %s at least by what it has shown before: set the clock; if it is right now, run millwrightd clock reset as root on the node",
+			stamp(wall), stamp(h.latest(boot)))
 	case heard && !agree(wall, server):
 		return fmt.Errorf("the node's clock shows %s, and the server's %s: set the clock that is wrong", stamp(wall), stamp(server))
 	case !heard && wall.Sub(h.sureNow(boot)) > Ahead && !h.sure.IsZero():
@@ -143,13 +144,10 @@ func (h *HighWater) Doubt() error {
 
 // observe raises the high water to the wall clock where that can be believed.
 func (h *HighWater) observe(wall time.Time, boot time.Duration) {
-	h.count(boot)
 	server, heard := h.wordNow(boot)
 	switch {
 	case heard && agree(wall, server):
-		if wall.After(h.sureNow(boot)) {
-			h.sure, h.sureAt = wall, boot
-		}
+		h.sure, h.sureAt = wall, boot
 	case heard:
 		return
 	case !h.sure.IsZero() && wall.Sub(h.sureNow(boot)) > Ahead:
@@ -160,12 +158,13 @@ func (h *HighWater) observe(wall time.Time, boot time.Duration) {
 	}
 }
 
-// count lets the high water follow what is sure, which goes on while the wall
-// clock is wrong.
-func (h *HighWater) count(boot time.Duration) {
+// latest is the high water, or what is sure where that is later: it goes on
+// while the wall clock is wrong.
+func (h *HighWater) latest(boot time.Duration) time.Time {
 	if sure := h.sureNow(boot); sure.After(h.high) {
-		h.high = sure
+		return sure
 	}
+	return h.high
 }
 
 func (h *HighWater) sureNow(boot time.Duration) time.Time {

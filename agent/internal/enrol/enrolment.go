@@ -43,11 +43,13 @@ type Enrolment struct {
 	root     *trustroot.Root
 	renewed  chan struct{} // closed, and replaced, when identity changes
 
+	refused chan struct{} // holds a token once the server has refused the certificate
+
 	extend sync.Mutex // held while the trust root is extended
 }
 
 func newEnrolment(cfg Config, node nodeRecord, identity *pki.Identity, root *trustroot.Root) *Enrolment {
-	return &Enrolment{cfg: cfg, node: node, identity: identity, root: root, renewed: make(chan struct{})}
+	return &Enrolment{cfg: cfg, node: node, identity: identity, root: root, renewed: make(chan struct{}), refused: make(chan struct{}, 1)}
 }
 
 // Open reads the enrolment of a host that has joined. An expired certificate is
@@ -193,20 +195,25 @@ func (e *Enrolment) ExtendTrust(updates []*taskv1.Envelope) (*trustroot.Root, er
 // ctx has ended.
 func (e *Enrolment) Run(ctx context.Context) error {
 	wait := renewFirst
-	due := e.renewAt(e.NotBefore())
+	due, dueBoot := e.renewAt(e.NotBefore()), e.renewBoot()
+	refused := false
 	for {
-		if left := due.Sub(e.cfg.Now()); left > 0 {
-			if !clock.Sleep(ctx, min(left, lookAgain)) {
+		// By whichever clock is first: the wall clock may be wrong, and the time
+		// since boot begins anew.
+		left := min(due.Sub(e.cfg.Now()), dueBoot-e.cfg.Boot())
+		if left > 0 && !refused {
+			var ok bool
+			if refused, ok = e.rest(ctx, min(left, lookAgain)); !ok {
 				return nil
 			}
 			continue
 		}
-		err := e.renew(ctx)
+		err := e.extendLife(ctx, refused)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // it was told to end
 		}
 		if err == nil {
-			wait, due = renewFirst, e.renewAt(e.cfg.Now())
+			wait, due, dueBoot, refused = renewFirst, e.renewAt(e.cfg.Now()), e.renewBoot(), false
 			e.cfg.Log.Info("certificate renewed", "node", e.Node(), "not_after", e.NotAfter())
 			continue
 		}
@@ -216,6 +223,41 @@ func (e *Enrolment) Run(ctx context.Context) error {
 		}
 		wait = min(2*wait, renewMost)
 	}
+}
+
+// rest waits, and reports whether the server has refused the certificate
+// meanwhile. ok is false when ctx has ended.
+func (e *Enrolment) rest(ctx context.Context, d time.Duration) (refused, ok bool) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false, false
+	case <-e.refused:
+		return true, true
+	case <-timer.C:
+		return false, true
+	}
+}
+
+// extendLife renews the certificate while it is good, and re-keys once it has
+// ended, by this clock or by the server's.
+func (e *Enrolment) extendLife(ctx context.Context, refused bool) error {
+	if !e.cfg.Now().Before(e.NotAfter()) {
+		return e.rekey(ctx)
+	}
+	err := e.renew(ctx)
+	if err == nil || !refused || ctx.Err() != nil {
+		return err
+	}
+	return e.rekey(ctx)
+}
+
+// renewBoot is half of the certificate's life from now, by CLOCK_BOOTTIME, a
+// tenth of it earlier or later.
+func (e *Enrolment) renewBoot() time.Duration {
+	life := max(e.NotAfter().Sub(e.NotBefore()), renewFirst)
+	return e.cfg.Boot() + life/2 - life/10 + rand.N(life/5)
 }
 
 // renewAt is half of the certificate's life as counted from a time, a tenth of
@@ -235,8 +277,7 @@ func (e *Enrolment) logRenewal(err error) {
 		e.cfg.Log.Warn("certificate not renewed, trying again", "node", e.Node(), "not_after", e.NotAfter(), "err", err)
 		return
 	}
-	e.cfg.Log.Error("certificate has expired: give the host a new bundle, made with millctl node token create",
-		"node", e.Node(), "not_after", e.NotAfter(), "err", err)
+	e.cfg.Log.Error("certificate not replaced", "why", e.Ended(), "node", e.Node(), "err", err)
 }
 
 // renew asks for a new certificate for the same key, proving the current one.
@@ -263,9 +304,17 @@ func (e *Enrolment) renew(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("renew at %s: %w", e.Server(), err)
 	}
-	next, err := makeIdentity(e.cfg.Dir, current.ID, resp.GetCertificates(), resp.GetCaCertificates())
-	if err != nil {
+	if err := e.replace(current, resp.GetCertificates(), resp.GetCaCertificates()); err != nil {
 		return fmt.Errorf("renew at %s: the answer cannot be used: %w", e.Server(), err)
+	}
+	return nil
+}
+
+// replace puts served certificates in the place of the current ones.
+func (e *Enrolment) replace(current *pki.Identity, certs, cas [][]byte) error {
+	next, err := makeIdentity(e.cfg.Dir, current.ID, certs, cas)
+	if err != nil {
+		return err
 	}
 	if err := e.writeIdentity(next); err != nil {
 		return err
@@ -277,3 +326,5 @@ func (e *Enrolment) renew(ctx context.Context) error {
 	e.renewed = make(chan struct{})
 	return nil
 }
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -35,7 +35,7 @@ const (
 const maxSkew = 5 * time.Minute
 
 // clockAgain is how soon a task is tried again while the clock is in doubt.
-const clockAgain = 10 * time.Second
+const clockAgain = 5 * time.Second
 
 // Refusal says never. Find it with errors.As.
 type Refusal struct {

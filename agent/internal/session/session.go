@@ -14,10 +14,13 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
@@ -46,7 +49,8 @@ type Identity struct {
 
 // Identities is where the identity comes from.
 type Identities interface {
-	// Identity returns the newest identity, and waits until there is one.
+	// Identity returns the newest identity, and waits until there is one. With an
+	// error it returns what is known of it, so that its end can be waited for.
 	Identity(ctx context.Context) (Identity, error)
 }
 
@@ -129,6 +133,9 @@ type Config struct {
 	// SafeMode is set when the node has no journal to speak of; optional. Then
 	// Journal and Tasks are those of no journal.
 	SafeMode *agentv1.SafeMode
+	// Refused is told when the server did not accept the identity, although it is
+	// good by this clock; optional. It must not block.
+	Refused func()
 	// Dial makes the connection below TLS; optional.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// Connect makes a connection in place of Dial, TLS and gRPC; optional.
@@ -205,6 +212,9 @@ func (s *Session) Run(ctx context.Context) error {
 			return nil
 		}
 		s.failed(ended.err)
+		if err == nil && s.cfg.Refused != nil && refused(ended.err) {
+			s.cfg.Refused()
+		}
 		if ended.welcomed && s.cfg.Clock.Boot()-begun >= steady {
 			pause.reset()
 		}
@@ -251,4 +261,10 @@ func (s *Session) serverTime(server, local time.Time) {
 	if s.cfg.ServerTime != nil {
 		s.cfg.ServerTime(server, local)
 	}
+}
+
+// refused reports whether an error is the server's word on the certificate, in
+// the handshake or after it.
+func refused(err error) bool {
+	return status.Code(err) == codes.Unauthenticated || strings.Contains(err.Error(), "remote error: tls:")
 }

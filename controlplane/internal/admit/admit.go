@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/millwright/proto/strict"
 	"github.com/gpuaas/millwright/tasks"
 
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
@@ -37,7 +38,7 @@ type Config struct {
 	Registry *tasks.Registry
 	// Root is the cluster's trust root as it is now.
 	Root func() *trustroot.Root
-	// Now is the wall clock; nil means time.Now.
+	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
 }
 
@@ -47,7 +48,7 @@ type Admitter struct{ cfg Config }
 // New returns an admitter.
 func New(cfg Config) *Admitter {
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
 	}
 	return &Admitter{cfg: cfg}
 }

@@ -21,6 +21,7 @@ import (
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
@@ -53,8 +54,10 @@ type Config struct {
 	Heartbeat time.Duration
 	// Sweep is how often sessions are looked at; 0 means a second.
 	Sweep time.Duration
-	// Now is the wall clock; nil means time.Now.
+	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
+	// Boot is CLOCK_BOOTTIME; nil means the machine's.
+	Boot func() time.Duration
 }
 
 // Peer is the node at the other end, by its certificate.
@@ -97,7 +100,10 @@ func New(cfg Config) *Dispatcher {
 		cfg.Sweep = time.Second
 	}
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
+	}
+	if cfg.Boot == nil {
+		cfg.Boot = clock.Boot()
 	}
 	return &Dispatcher{cfg: cfg, sessions: map[string]*session{}, left: map[string]*serverv1.SeenRow{}}
 }

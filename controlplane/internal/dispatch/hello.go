@@ -91,9 +91,9 @@ func (d *Dispatcher) open(ctx context.Context, peer Peer, h *agentv1.Hello) (s *
 	s.behind, s.unfinished = h.GetLastSeq() < o.stored, h.GetUnfinished()
 	s.credits, s.acked, s.eager = min(h.GetCredits(), maxCredits), o.stored, o.changed
 	s.cancels, s.outputs, s.sent = map[string]struct{}{}, map[string]struct{}{}, map[string]string{}
-	s.contact, s.lastSent = Contact{LastSeen: now}, now
+	s.contact, s.heardAt, s.lastSent = Contact{LastSeen: now}, d.cfg.Boot(), d.cfg.Boot()
 	if h.GetWallTime() != nil {
-		s.contact.ClockOffset = h.GetWallTime().AsTime().Sub(now)
+		s.contact.ClockOffset, s.offsetAt = h.GetWallTime().AsTime().Sub(now), d.cfg.Boot()
 	}
 	return s, &agentv1.SessionResponse{Message: &agentv1.SessionResponse_Welcome{Welcome: &agentv1.Welcome{
 		Protocol: protocol, SessionEpoch: o.epoch, ResendFrom: o.stored + 1, ServerTime: timestamppb.New(now),

@@ -105,7 +105,7 @@ func (d *Dispatcher) heartbeat(ctx context.Context, s *session, h *agentv1.Heart
 	if h.GetWallTime() != nil {
 		offset := h.GetWallTime().AsTime().Sub(d.cfg.Now())
 		s.mu.Lock()
-		s.contact.ClockOffset = offset
+		s.contact.ClockOffset, s.offsetAt = offset, d.cfg.Boot()
 		s.mu.Unlock()
 	}
 	if err := d.goOn(ctx, s); err != nil || !h.GetHasConditions() {

@@ -61,7 +61,9 @@ type session struct {
 	outputs   map[string]struct{} // tasks whose output is wanted
 	sent      map[string]string   // task by assignment, until it was answered
 	contact   Contact
-	lastSent  time.Time
+	heardAt   time.Duration // by CLOCK_BOOTTIME, as are the two below
+	offsetAt  time.Duration // when contact.ClockOffset was measured
+	lastSent  time.Duration
 	farewell  *agentv1.SessionResponse // the last message; nil while the session lasts
 	over      bool                     // nothing more is sent, not even a farewell
 	failure   error                    // what the stream ends with
@@ -100,10 +102,10 @@ func (s *session) fail(err error) {
 // heard notes when the node was heard, and reports whether its word still
 // counts. The stream of a session that was ended can last for as long as its
 // node reads nothing, since the sender then waits with the farewell.
-func (s *session) heard(now time.Time) bool {
+func (s *session) heard(now time.Time, boot time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.contact.LastSeen = now
+	s.contact.LastSeen, s.heardAt = now, boot
 	return s.farewell == nil && !s.over
 }
 
@@ -155,7 +157,7 @@ func (d *Dispatcher) Serve(peer Peer, stream Stream) error {
 // send is the sender: it returns when the session is over.
 func (d *Dispatcher) send(ctx context.Context, s *session, stream Stream) error {
 	for {
-		out, assign, over, err := s.collect(d.cfg.Now())
+		out, assign, over, err := s.collect(d.cfg.Now(), d.cfg.Boot())
 		for _, m := range out {
 			if err := stream.Send(m); err != nil {
 				return err
@@ -197,7 +199,7 @@ func sent(m *agentv1.SessionResponse) {
 }
 
 // collect takes what is to be sent now and needs nothing from the store.
-func (s *session) collect(now time.Time) (out []*agentv1.SessionResponse, assign, over bool, err error) {
+func (s *session) collect(now time.Time, boot time.Duration) (out []*agentv1.SessionResponse, assign, over bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.over {
@@ -228,7 +230,7 @@ func (s *session) collect(now time.Time) (out []*agentv1.SessionResponse, assign
 		delete(s.outputs, id)
 	}
 	if len(out) > 0 {
-		s.lastSent = now
+		s.lastSent = boot
 	}
 	assign = s.ready && s.assignDue
 	if assign {
@@ -257,7 +259,7 @@ func (d *Dispatcher) receive(ctx context.Context, s *session, stream Stream) {
 		if m.GetSessionEpoch() != s.epoch {
 			continue // of an older stream
 		}
-		if !s.heard(d.cfg.Now()) {
+		if !s.heard(d.cfg.Now(), d.cfg.Boot()) {
 			return
 		}
 		if err := d.handle(ctx, s, m); err != nil {

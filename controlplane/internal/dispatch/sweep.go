@@ -31,7 +31,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	defer d.receivers.Wait()
 	tick := time.NewTicker(d.cfg.Sweep)
 	defer tick.Stop()
-	flushed := d.cfg.Now()
+	flushed := d.cfg.Boot()
+	jumped := jump{log: d.cfg.Logger}
+	jumped.begin(d.cfg.Now(), d.lastEntry(ctx), d.cfg.Boot())
 	for {
 		select {
 		case <-ctx.Done():
@@ -42,27 +44,30 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			return d.flush(ctx)
 		case <-tick.C:
 		}
-		now := d.cfg.Now()
+		now, boot := d.cfg.Now(), d.cfg.Boot()
 		for _, s := range d.all() {
-			d.sweep(s, now)
+			d.sweep(s, now, boot)
 		}
-		if err := d.expire(ctx, now); err != nil && !errors.Is(err, context.Canceled) {
-			d.cfg.Logger.Error("expired tasks not stored", "err", err)
-		}
-		if now.Sub(flushed) >= flushEvery {
-			flushed = now
+		if boot-flushed >= flushEvery {
+			flushed = boot
 			if err := d.flush(ctx); err != nil && !errors.Is(err, context.Canceled) {
 				d.cfg.Logger.Error("last words of nodes not stored", "err", err)
 			}
+		}
+		if jumped.holds(now, boot, d.agree) {
+			continue
+		}
+		if err := d.expire(ctx, now); err != nil && !errors.Is(err, context.Canceled) {
+			d.cfg.Logger.Error("expired tasks not stored", "err", err)
 		}
 	}
 }
 
 // sweep does for one session what is due at a time.
-func (d *Dispatcher) sweep(s *session, now time.Time) {
+func (d *Dispatcher) sweep(s *session, now time.Time, boot time.Duration) {
 	s.mu.Lock()
-	silent := now.Sub(s.contact.LastSeen)
-	beat := now.Sub(s.lastSent) >= d.cfg.Heartbeat
+	silent := boot - s.heardAt
+	beat := boot-s.lastSent >= d.cfg.Heartbeat
 	retry := !s.retryAt.IsZero() && !now.Before(s.retryAt)
 	s.mu.Unlock()
 	switch {

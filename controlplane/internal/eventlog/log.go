@@ -14,6 +14,7 @@ import (
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
 
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
@@ -21,7 +22,7 @@ import (
 type Config struct {
 	// Writer carries out the changes.
 	Writer store.Writer
-	// Now is the wall clock; nil means time.Now.
+	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
 	// Spec returns the typed spec of a leaf, or nil when its kind is not known.
 	Spec func(*taskv1.TaskLeaf) *anypb.Any
@@ -46,7 +47,7 @@ type Log struct {
 // New returns a log.
 func New(cfg Config) *Log {
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
 	}
 	if cfg.Authorizer == nil {
 		cfg.Authorizer = func(id string) *taskv1.Authorizer { return &taskv1.Authorizer{KeyId: id} }

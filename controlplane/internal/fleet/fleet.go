@@ -18,6 +18,7 @@ import (
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
@@ -58,7 +59,7 @@ type Config struct {
 	Actor string
 	// NodeID returns the SPIFFE id of a node.
 	NodeID func(name string) string
-	// Now is the wall clock; nil means time.Now.
+	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
 }
 
@@ -82,7 +83,7 @@ type member struct {
 // New returns a fleet that knows no node until [Fleet.Load].
 func New(cfg Config) *Fleet {
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
 	}
 	return &Fleet{cfg: cfg, members: map[string]member{}, denied: map[denial]uint32{}}
 }
@@ -123,6 +124,25 @@ func (f *Fleet) CheckMember(_ context.Context, node string, generation uint64) e
 		return fmt.Errorf("node %s is %w: a host has joined under this name since (enrolment %d, this one has %d)", node, intercept.ErrNotMember, m.generation, generation)
 	}
 	return nil
+}
+
+// CheckKey implements [enrolv1.Keys].
+func (f *Fleet) CheckKey(ctx context.Context, node string, generation uint64, keySHA256 [sha256.Size]byte) error {
+	if err := f.CheckMember(ctx, node, generation); err != nil {
+		return err
+	}
+	return f.cfg.Reader.View(ctx, func(v store.View) error {
+		row, err := v.Node(node)
+		if err != nil {
+			return fmt.Errorf("read node %s: %w", node, err)
+		}
+		// A certificate without a generation fits any; here that would let a key
+		// of long ago in.
+		if generation != row.GetGeneration() || row.GetEvicted() || string(row.GetKeySha256()) != string(keySHA256[:]) {
+			return fmt.Errorf("node %s joined with another key: let it join again with: millctl node token create %s", node, node)
+		}
+		return nil
+	})
 }
 
 // refresh reads the membership of one node again. Whoever comes last reads what

@@ -13,6 +13,7 @@ import (
 	sdunit "github.com/coreos/go-systemd/v22/unit"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -50,7 +51,7 @@ func (c *Conn) Reboot(ctx context.Context, reason string) error {
 
 // StartUnit implements host.UnitController.
 func (c *Conn) StartUnit(ctx context.Context, name string) error {
-	begin := time.Now() // by the clock of the journal
+	begin := clock.System{}.Now() // by the clock of the journal
 	c.resetFailed(ctx, name)
 	if err := crash.Fault("host.unit.start.before"); err != nil {
 		return err
@@ -107,7 +108,7 @@ func started(name string, u unit, result string) bool {
 // stops its unit: systemd would stop the services that require the mount with
 // it, so that it is not in use any more when it is unmounted.
 func (c *Conn) StopUnit(ctx context.Context, name string) error {
-	begin := time.Now() // by the clock of the journal
+	begin := clock.System{}.Now() // by the clock of the journal
 	if busy := c.busy(ctx, name); busy != nil {
 		return fmt.Errorf("stop %s: %w", name, busy)
 	}

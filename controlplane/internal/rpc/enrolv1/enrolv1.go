@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
 	"github.com/gpuaas/millwright/pki"
@@ -108,20 +109,23 @@ type Config struct {
 	NodeTTL time.Duration
 	// Tokens is the store of join tokens.
 	Tokens Tokens
+	// Keys knows the keys that nodes joined with.
+	Keys Keys
 	// Issuer issues the certificates.
 	Issuer Issuer
 	// Trust gives the trust root.
 	Trust TrustChain
 	// Log gets a line for each node that joins.
 	Log *slog.Logger
-	// Now is the wall clock; nil means time.Now.
+	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
 }
 
 // Service serves EnrolmentService. It is safe for concurrent use.
 type Service struct {
 	agentv1.UnimplementedEnrolmentServiceServer
-	cfg Config
+	cfg        Config
+	challenges *challenges
 }
 
 // New returns the service.
@@ -130,9 +134,9 @@ func New(cfg Config) *Service {
 		cfg.NodeTTL = ca.DefaultNodeTTL
 	}
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
 	}
-	return &Service{cfg: cfg}
+	return &Service{cfg: cfg, challenges: newChallenges()}
 }
 
 // TokenSHA256 is the hash by which a token is stored and found.

@@ -84,7 +84,7 @@ func newSite(t *testing.T) *site {
 	})
 	g := grpc.NewServer(chain.ServerOptions(s.cluster.TLS(t, pki.RoleServer, "one"))...)
 	agentv1.RegisterEnrolmentServiceServer(g, enrolv1.New(enrolv1.Config{
-		TrustDomain: pkitest.TrustDomain, NodeTTL: time.Hour, Tokens: s.fleet, Issuer: s.cluster.CA,
+		TrustDomain: pkitest.TrustDomain, NodeTTL: time.Hour, Tokens: s.fleet, Keys: s.fleet, Issuer: s.cluster.CA,
 		Trust: trust{s.cluster.Root}, Log: quiet, Now: now,
 	}))
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 	"github.com/gpuaas/millwright/pki"
 	"github.com/gpuaas/millwright/proto/rpcerr"
@@ -69,7 +70,7 @@ type Config struct {
 	Limits map[Class]Limit
 	// Log gets what went wrong inside the server.
 	Log *slog.Logger
-	// Now is the wall clock; nil means time.Now.
+	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
 }
 
@@ -86,7 +87,7 @@ type Chain struct {
 // New returns the chain.
 func New(cfg Config) *Chain {
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
 	}
 	return &Chain{
 		policy:  cfg.Policy,

@@ -74,6 +74,9 @@ func Default() Policy {
 
 		agentv1.EnrolmentService_Join_FullMethodName:  {Anonymous: true, Class: ClassJoin, Audit: AuditEach},
 		agentv1.EnrolmentService_Renew_FullMethodName: {Roles: nodes, Class: ClassWrite, Audit: AuditEach},
+		// An ended certificate opens no door; it is shown to these two.
+		agentv1.EnrolmentService_StartRekey_FullMethodName: {Anonymous: true, Class: ClassJoin, Audit: AuditCoalesced},
+		agentv1.EnrolmentService_Rekey_FullMethodName:      {Anonymous: true, Class: ClassJoin, Audit: AuditEach},
 
 		taskv1.TaskService_CreateTasks_FullMethodName:    {Roles: clients, Class: ClassWrite, Audit: AuditEach},
 		taskv1.TaskService_CancelTask_FullMethodName:     {Roles: clients, Class: ClassWrite, Audit: AuditEach},

@@ -18,6 +18,7 @@ import (
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	"github.com/gpuaas/millwright/proto/rpcerr"
 
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
@@ -55,7 +56,7 @@ type Config struct {
 	NodeAddress string
 	// Version is the server's version.
 	Version string
-	// Now is the wall clock; nil means time.Now.
+	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
 }
 
@@ -68,7 +69,7 @@ type Service struct {
 // New returns the service.
 func New(cfg Config) *Service {
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
 	}
 	return &Service{cfg: cfg}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/millwright/proto/rpcerr"
 
 	"github.com/gpuaas/millwright/controlplane/internal/admit"
+	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/output"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
@@ -76,7 +77,7 @@ type Config struct {
 	// Stopping is closed when the server is about to stop: what streams then
 	// ends.
 	Stopping <-chan struct{}
-	// Now is the wall clock; nil means time.Now.
+	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
 }
 
@@ -89,7 +90,7 @@ type Service struct {
 // New returns the service.
 func New(cfg Config) *Service {
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		cfg.Now = clock.Now
 	}
 	return &Service{cfg: cfg}
 }

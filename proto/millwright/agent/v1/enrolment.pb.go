@@ -409,6 +409,236 @@ func (x *JoinBundle) GetExpires() *timestamppb.Timestamp {
 	return nil
 }
 
+// StartRekeyRequest asks for a challenge.
+type StartRekeyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ended certificate in DER, the leaf alone.
+	Certificate   []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartRekeyRequest) Reset() {
+	*x = StartRekeyRequest{}
+	mi := &file_millwright_agent_v1_enrolment_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartRekeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartRekeyRequest) ProtoMessage() {}
+
+func (x *StartRekeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_enrolment_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartRekeyRequest.ProtoReflect.Descriptor instead.
+func (*StartRekeyRequest) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_enrolment_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StartRekeyRequest) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+// StartRekeyResponse is the challenge.
+type StartRekeyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// To be answered within a minute, once. Its form is the server's own.
+	Challenge     []byte `protobuf:"bytes,1,opt,name=challenge,proto3" json:"challenge,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartRekeyResponse) Reset() {
+	*x = StartRekeyResponse{}
+	mi := &file_millwright_agent_v1_enrolment_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartRekeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartRekeyResponse) ProtoMessage() {}
+
+func (x *StartRekeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_enrolment_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartRekeyResponse.ProtoReflect.Descriptor instead.
+func (*StartRekeyResponse) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_enrolment_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *StartRekeyResponse) GetChallenge() []byte {
+	if x != nil {
+		return x.Challenge
+	}
+	return nil
+}
+
+// RekeyRequest answers a challenge.
+type RekeyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ended certificate in DER, as in StartRekeyRequest.
+	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// The challenge.
+	Challenge []byte `protobuf:"bytes,2,opt,name=challenge,proto3" json:"challenge,omitempty"`
+	// A PKCS #10 request in DER, for the key that the node joined with.
+	Csr []byte `protobuf:"bytes,3,opt,name=csr,proto3" json:"csr,omitempty"`
+	// That key's ASN.1 ECDSA signature over the SHA-256 of: "millwright rekey v1",
+	// a zero byte, the SHA-256 of the challenge, and the SHA-256 of the csr.
+	Signature     []byte `protobuf:"bytes,4,opt,name=signature,proto3" json:"signature,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RekeyRequest) Reset() {
+	*x = RekeyRequest{}
+	mi := &file_millwright_agent_v1_enrolment_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RekeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RekeyRequest) ProtoMessage() {}
+
+func (x *RekeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_enrolment_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RekeyRequest.ProtoReflect.Descriptor instead.
+func (*RekeyRequest) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_enrolment_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RekeyRequest) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *RekeyRequest) GetChallenge() []byte {
+	if x != nil {
+		return x.Challenge
+	}
+	return nil
+}
+
+func (x *RekeyRequest) GetCsr() []byte {
+	if x != nil {
+		return x.Csr
+	}
+	return nil
+}
+
+func (x *RekeyRequest) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
+	}
+	return nil
+}
+
+// RekeyResponse is the new certificate.
+type RekeyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The certificate chain in DER, the leaf first.
+	Certificates [][]byte `protobuf:"bytes,1,rep,name=certificates,proto3" json:"certificates,omitempty"`
+	// The CA certificates in DER.
+	CaCertificates [][]byte `protobuf:"bytes,2,rep,name=ca_certificates,json=caCertificates,proto3" json:"ca_certificates,omitempty"`
+	// The server's clock.
+	ServerTime    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RekeyResponse) Reset() {
+	*x = RekeyResponse{}
+	mi := &file_millwright_agent_v1_enrolment_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RekeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RekeyResponse) ProtoMessage() {}
+
+func (x *RekeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_enrolment_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RekeyResponse.ProtoReflect.Descriptor instead.
+func (*RekeyResponse) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_enrolment_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RekeyResponse) GetCertificates() [][]byte {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+func (x *RekeyResponse) GetCaCertificates() [][]byte {
+	if x != nil {
+		return x.CaCertificates
+	}
+	return nil
+}
+
+func (x *RekeyResponse) GetServerTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ServerTime
+	}
+	return nil
+}
+
 var File_millwright_agent_v1_enrolment_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_enrolment_proto_rawDesc = "" +
@@ -447,10 +677,27 @@ const file_millwright_agent_v1_enrolment_proto_rawDesc = "" +
 	"\x04node\x18\b \x01(\tR\x04node\x12\x19\n" +
 	"\x05token\x18\t \x01(\tB\x03\x80\x01\x01R\x05token\x124\n" +
 	"\aexpires\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\aexpires2\xaf\x01\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"5\n" +
+	"\x11StartRekeyRequest\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\"2\n" +
+	"\x12StartRekeyResponse\x12\x1c\n" +
+	"\tchallenge\x18\x01 \x01(\fR\tchallenge\"~\n" +
+	"\fRekeyRequest\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x1c\n" +
+	"\tchallenge\x18\x02 \x01(\fR\tchallenge\x12\x10\n" +
+	"\x03csr\x18\x03 \x01(\fR\x03csr\x12\x1c\n" +
+	"\tsignature\x18\x04 \x01(\fR\tsignature\"\x99\x01\n" +
+	"\rRekeyResponse\x12\"\n" +
+	"\fcertificates\x18\x01 \x03(\fR\fcertificates\x12'\n" +
+	"\x0fca_certificates\x18\x02 \x03(\fR\x0ecaCertificates\x12;\n" +
+	"\vserver_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"serverTime2\xde\x02\n" +
 	"\x10EnrolmentService\x12K\n" +
 	"\x04Join\x12 .millwright.agent.v1.JoinRequest\x1a!.millwright.agent.v1.JoinResponse\x12N\n" +
-	"\x05Renew\x12!.millwright.agent.v1.RenewRequest\x1a\".millwright.agent.v1.RenewResponseB@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
+	"\x05Renew\x12!.millwright.agent.v1.RenewRequest\x1a\".millwright.agent.v1.RenewResponse\x12]\n" +
+	"\n" +
+	"StartRekey\x12&.millwright.agent.v1.StartRekeyRequest\x1a'.millwright.agent.v1.StartRekeyResponse\x12N\n" +
+	"\x05Rekey\x12!.millwright.agent.v1.RekeyRequest\x1a\".millwright.agent.v1.RekeyResponseB@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
 
 var (
 	file_millwright_agent_v1_enrolment_proto_rawDescOnce sync.Once
@@ -464,30 +711,39 @@ func file_millwright_agent_v1_enrolment_proto_rawDescGZIP() []byte {
 	return file_millwright_agent_v1_enrolment_proto_rawDescData
 }
 
-var file_millwright_agent_v1_enrolment_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_millwright_agent_v1_enrolment_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_millwright_agent_v1_enrolment_proto_goTypes = []any{
 	(*JoinRequest)(nil),           // 0: millwright.agent.v1.JoinRequest
 	(*JoinResponse)(nil),          // 1: millwright.agent.v1.JoinResponse
 	(*RenewRequest)(nil),          // 2: millwright.agent.v1.RenewRequest
 	(*RenewResponse)(nil),         // 3: millwright.agent.v1.RenewResponse
 	(*JoinBundle)(nil),            // 4: millwright.agent.v1.JoinBundle
-	(*v1.Envelope)(nil),           // 5: millwright.task.v1.Envelope
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
+	(*StartRekeyRequest)(nil),     // 5: millwright.agent.v1.StartRekeyRequest
+	(*StartRekeyResponse)(nil),    // 6: millwright.agent.v1.StartRekeyResponse
+	(*RekeyRequest)(nil),          // 7: millwright.agent.v1.RekeyRequest
+	(*RekeyResponse)(nil),         // 8: millwright.agent.v1.RekeyResponse
+	(*v1.Envelope)(nil),           // 9: millwright.task.v1.Envelope
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
 }
 var file_millwright_agent_v1_enrolment_proto_depIdxs = []int32{
-	5, // 0: millwright.agent.v1.JoinResponse.trust_chain:type_name -> millwright.task.v1.Envelope
-	6, // 1: millwright.agent.v1.JoinResponse.server_time:type_name -> google.protobuf.Timestamp
-	6, // 2: millwright.agent.v1.JoinBundle.floor:type_name -> google.protobuf.Timestamp
-	6, // 3: millwright.agent.v1.JoinBundle.expires:type_name -> google.protobuf.Timestamp
-	0, // 4: millwright.agent.v1.EnrolmentService.Join:input_type -> millwright.agent.v1.JoinRequest
-	2, // 5: millwright.agent.v1.EnrolmentService.Renew:input_type -> millwright.agent.v1.RenewRequest
-	1, // 6: millwright.agent.v1.EnrolmentService.Join:output_type -> millwright.agent.v1.JoinResponse
-	3, // 7: millwright.agent.v1.EnrolmentService.Renew:output_type -> millwright.agent.v1.RenewResponse
-	6, // [6:8] is the sub-list for method output_type
-	4, // [4:6] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	9,  // 0: millwright.agent.v1.JoinResponse.trust_chain:type_name -> millwright.task.v1.Envelope
+	10, // 1: millwright.agent.v1.JoinResponse.server_time:type_name -> google.protobuf.Timestamp
+	10, // 2: millwright.agent.v1.JoinBundle.floor:type_name -> google.protobuf.Timestamp
+	10, // 3: millwright.agent.v1.JoinBundle.expires:type_name -> google.protobuf.Timestamp
+	10, // 4: millwright.agent.v1.RekeyResponse.server_time:type_name -> google.protobuf.Timestamp
+	0,  // 5: millwright.agent.v1.EnrolmentService.Join:input_type -> millwright.agent.v1.JoinRequest
+	2,  // 6: millwright.agent.v1.EnrolmentService.Renew:input_type -> millwright.agent.v1.RenewRequest
+	5,  // 7: millwright.agent.v1.EnrolmentService.StartRekey:input_type -> millwright.agent.v1.StartRekeyRequest
+	7,  // 8: millwright.agent.v1.EnrolmentService.Rekey:input_type -> millwright.agent.v1.RekeyRequest
+	1,  // 9: millwright.agent.v1.EnrolmentService.Join:output_type -> millwright.agent.v1.JoinResponse
+	3,  // 10: millwright.agent.v1.EnrolmentService.Renew:output_type -> millwright.agent.v1.RenewResponse
+	6,  // 11: millwright.agent.v1.EnrolmentService.StartRekey:output_type -> millwright.agent.v1.StartRekeyResponse
+	8,  // 12: millwright.agent.v1.EnrolmentService.Rekey:output_type -> millwright.agent.v1.RekeyResponse
+	9,  // [9:13] is the sub-list for method output_type
+	5,  // [5:9] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_enrolment_proto_init() }
@@ -501,7 +757,7 @@ func file_millwright_agent_v1_enrolment_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_enrolment_proto_rawDesc), len(file_millwright_agent_v1_enrolment_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,8 +19,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	EnrolmentService_Join_FullMethodName  = "/millwright.agent.v1.EnrolmentService/Join"
-	EnrolmentService_Renew_FullMethodName = "/millwright.agent.v1.EnrolmentService/Renew"
+	EnrolmentService_Join_FullMethodName       = "/millwright.agent.v1.EnrolmentService/Join"
+	EnrolmentService_Renew_FullMethodName      = "/millwright.agent.v1.EnrolmentService/Renew"
+	EnrolmentService_StartRekey_FullMethodName = "/millwright.agent.v1.EnrolmentService/StartRekey"
+	EnrolmentService_Rekey_FullMethodName      = "/millwright.agent.v1.EnrolmentService/Rekey"
 )
 
 // EnrolmentServiceClient is the client API for EnrolmentService service.
@@ -37,6 +39,12 @@ type EnrolmentServiceClient interface {
 	// Renew gives a node with a valid identity a new certificate for its key or
 	// for a new one.
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
+	// StartRekey gives a node whose certificate has ended a challenge. The caller
+	// presents no certificate in its handshake; it shows the ended one here.
+	StartRekey(ctx context.Context, in *StartRekeyRequest, opts ...grpc.CallOption) (*StartRekeyResponse, error)
+	// Rekey gives a node that answers the challenge with the key that it joined
+	// with a new certificate, up to 30 days after the end of its last.
+	Rekey(ctx context.Context, in *RekeyRequest, opts ...grpc.CallOption) (*RekeyResponse, error)
 }
 
 type enrolmentServiceClient struct {
@@ -67,6 +75,26 @@ func (c *enrolmentServiceClient) Renew(ctx context.Context, in *RenewRequest, op
 	return out, nil
 }
 
+func (c *enrolmentServiceClient) StartRekey(ctx context.Context, in *StartRekeyRequest, opts ...grpc.CallOption) (*StartRekeyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartRekeyResponse)
+	err := c.cc.Invoke(ctx, EnrolmentService_StartRekey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *enrolmentServiceClient) Rekey(ctx context.Context, in *RekeyRequest, opts ...grpc.CallOption) (*RekeyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RekeyResponse)
+	err := c.cc.Invoke(ctx, EnrolmentService_Rekey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // EnrolmentServiceServer is the server API for EnrolmentService service.
 // All implementations must embed UnimplementedEnrolmentServiceServer
 // for forward compatibility.
@@ -81,6 +109,12 @@ type EnrolmentServiceServer interface {
 	// Renew gives a node with a valid identity a new certificate for its key or
 	// for a new one.
 	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
+	// StartRekey gives a node whose certificate has ended a challenge. The caller
+	// presents no certificate in its handshake; it shows the ended one here.
+	StartRekey(context.Context, *StartRekeyRequest) (*StartRekeyResponse, error)
+	// Rekey gives a node that answers the challenge with the key that it joined
+	// with a new certificate, up to 30 days after the end of its last.
+	Rekey(context.Context, *RekeyRequest) (*RekeyResponse, error)
 	mustEmbedUnimplementedEnrolmentServiceServer()
 }
 
@@ -96,6 +130,12 @@ func (UnimplementedEnrolmentServiceServer) Join(context.Context, *JoinRequest) (
 }
 func (UnimplementedEnrolmentServiceServer) Renew(context.Context, *RenewRequest) (*RenewResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
+}
+func (UnimplementedEnrolmentServiceServer) StartRekey(context.Context, *StartRekeyRequest) (*StartRekeyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartRekey not implemented")
+}
+func (UnimplementedEnrolmentServiceServer) Rekey(context.Context, *RekeyRequest) (*RekeyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Rekey not implemented")
 }
 func (UnimplementedEnrolmentServiceServer) mustEmbedUnimplementedEnrolmentServiceServer() {}
 func (UnimplementedEnrolmentServiceServer) testEmbeddedByValue()                          {}
@@ -154,6 +194,42 @@ func _EnrolmentService_Renew_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EnrolmentService_StartRekey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartRekeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EnrolmentServiceServer).StartRekey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EnrolmentService_StartRekey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EnrolmentServiceServer).StartRekey(ctx, req.(*StartRekeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EnrolmentService_Rekey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RekeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EnrolmentServiceServer).Rekey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EnrolmentService_Rekey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EnrolmentServiceServer).Rekey(ctx, req.(*RekeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // EnrolmentService_ServiceDesc is the grpc.ServiceDesc for EnrolmentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -168,6 +244,14 @@ var EnrolmentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Renew",
 			Handler:    _EnrolmentService_Renew_Handler,
+		},
+		{
+			MethodName: "StartRekey",
+			Handler:    _EnrolmentService_StartRekey_Handler,
+		},
+		{
+			MethodName: "Rekey",
+			Handler:    _EnrolmentService_Rekey_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
