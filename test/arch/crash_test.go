@@ -38,7 +38,8 @@ var hostChanges = []string{
 // pointless are the functions with a watched call and no crash point, and why.
 var pointless = map[string]string{
 	"agent/internal/enrol.ExtendTrust":   "one atomic write, and a root that was not written comes again with the next Welcome",
-	"agent/internal/enrol.renew":         "two atomic writes; a node between them has the certificate that it had",
+	"agent/internal/enrol.replace":       "two atomic writes; a node between them has the certificate that it had",
+	"agent/internal/enrol.renew":         "a lost answer is asked for again with the same key; replace writes it",
 	"agent/internal/enrol.writeIdentity": "its caller has the points",
 	"agent/internal/enrol.writeTrust":    "its caller has the points",
 	"agent/internal/enrol.writeJSON":     "its caller has the points",
@@ -85,6 +86,8 @@ var pointless = map[string]string{
 	"agent/internal/state.migrate": "one transaction; a test of the package opens the copy that is made before it",
 	"agent/internal/state.load":    "commit has the points of the mark; here it is raised to what is durable already",
 	"agent.Behind":                 "state.commit is around it",
+	"agent.keepTime":               "state.commit is around it",
+	"agent.ResetClock":             "state.commit is around it",
 	"agent.Sent":                   "its caller, package output, has the points",
 
 	"controlplane/internal/dispatch.receive":       "handle has a point for each message",

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"fmt"
 
-	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/pki"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	"github.com/gpuaas/millwright/proto/rpcerr"
@@ -61,7 +60,6 @@ func (e *Enrolment) rekey(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("ask %s for a challenge: %w", e.Server(), rpcerr.Plain(err))
 	}
-	crash.Point("enrol.rekey.challenged")
 	signature, err := pki.SignRekey(current.Key, start.GetChallenge(), csr)
 	if err != nil {
 		return err
@@ -70,7 +68,6 @@ func (e *Enrolment) rekey(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("re-key at %s: %w", e.Server(), rpcerr.Plain(err))
 	}
-	crash.Point("enrol.rekey.answered")
 	if err := e.replace(current, resp.GetCertificates(), resp.GetCaCertificates()); err != nil {
 		return fmt.Errorf("re-key at %s: the answer cannot be used: %w", e.Server(), err)
 	}
