@@ -70,6 +70,9 @@ func ends(s story, i *injury, order map[string]int) []end {
 			unknown.runs = []int{0, 1} // it was started; whether it got to its first line is open
 		}
 		return []end{unknown}
+	case i.point.Program == agent && s.idle && s.first != "":
+		// Until it is final that nothing was started, another life of the agent may start it.
+		return []end{clean, {state: succeeded, runs: []int{1}}}
 	case i.mode == "fail" && s.action:
 		stepFailed := notStarted
 		stepFailed.reason = "STEP_FAILED"

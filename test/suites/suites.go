@@ -74,7 +74,7 @@ var required = []suite{
 	},
 	{
 		name: "e2e/boundaries", about: "bus and systemd fail in the middle; lost adoption, foreign units, 10,000 units",
-		packages: []string{"./test/e2e/boundaries"}, timeout: 20 * time.Minute, show: "TestBoundaries/many_units",
+		packages: []string{"./test/e2e/boundaries"}, timeout: 30 * time.Minute, show: "TestBoundaries/many_units",
 	},
 	{
 		name: "e2e/host", about: "the node's hands on a node: systemd, dbus, mounts, commands",

@@ -3,6 +3,7 @@
 package boundaries
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -130,8 +131,9 @@ func many(t *testing.T, c *clustertest.Cluster, node string) {
 		c.Sh(node, `systemctl restart millwrightd.service; for i in $(seq 300); do millwrightd status -o json | grep -q '"connected": *true' && exit 0; sleep 0.05; done; exit 1`)
 		return time.Since(begin)
 	}
+	units := cmp.Or(os.Getenv("MILLWRIGHT_UNITS"), "10000") // fewer, to look at it by hand
 	before := start()
-	out := c.Sh(node, "MILLWRIGHT_NODE_TEST=1 MILLWRIGHT_UNITS=10000 TMPDIR=/var/tmp /opt/host.test -test.v -test.run '^TestManyUnits$' -test.timeout 15m || echo BAD")
+	out := c.Sh(node, "MILLWRIGHT_NODE_TEST=1 MILLWRIGHT_UNITS="+units+" TMPDIR=/var/tmp /opt/host.test -test.v -test.run '^TestManyUnits$' -test.timeout 25m || echo BAD")
 	after := start()
 	t.Logf("the agent was up and connected after %s, and afterwards after %s; in the node:\n%s", before, after, out[max(0, len(out)-2000):])
 	if !strings.Contains(out, "--- PASS: TestManyUnits") || strings.Contains(out, "BAD") {
