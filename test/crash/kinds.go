@@ -65,7 +65,7 @@ const (
 )
 
 func stories() []story {
-	return slices.Concat(mounts(), commands(), settling(), members())
+	return slices.Concat(mounts(), containers(), commands(), settling(), members())
 }
 
 // mounts are storage.mount and storage.unmount.

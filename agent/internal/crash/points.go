@@ -5,7 +5,7 @@ import "slices"
 // Registry returns all points, each declared once, in the order in which a task
 // comes by.
 func Registry() []Info {
-	return slices.Concat(session(), journal(), executor(), hosts(), containers(), shim(), output(), enrol())
+	return slices.Concat(session(), journal(), executor(), hosts(), shim(), output(), enrol())
 }
 
 func session() []Info {
@@ -99,21 +99,16 @@ func hosts() []Info {
 		{"host.command.stop.after", Agent, Within, "after it was"},
 		{"host.command.burn.before", Agent, Within, "before it is made final that a command was not started"},
 		{"host.command.burn.after", Agent, Within, "after that is durable"},
-	}
-}
-
-func containers() []Info {
-	return []Info{
-		{"containerd.import.before", Agent, Before, "before an image gets its name, its content is stored"},
-		{"containerd.import.after", Agent, After, "after it has its name"},
-		{"containerd.create.before", Agent, Before, "before a container is made"},
-		{"containerd.create.after", Agent, Within, "after it is made, without a process"},
-		{"containerd.start.before", Agent, Within, "before its process is made"},
-		{"containerd.start.made", Agent, Within, "after its process is made, before it runs"},
-		{"containerd.start.after", Agent, After, "after it runs"},
-		{"containerd.remove.before", Agent, Before, "before the process of a container is stopped"},
-		{"containerd.remove.stopped", Agent, Within, "after its process has ended and is gone"},
-		{"containerd.remove.deleted", Agent, After, "after the container and its snapshot are gone"},
+		{"host.image.import.before", Agent, Within, "before an image is read from its archive"},
+		{"host.image.import.stored", Agent, Within, "after it is in the store, before it is unpacked"},
+		{"host.image.import.after", Agent, Within, "after it is unpacked"},
+		{"host.container.create.before", Agent, Within, "before a container and its snapshot are made"},
+		{"host.container.create.after", Agent, Within, "after they are"},
+		{"host.container.start.before", Agent, Within, "before the shim of a container is started"},
+		{"host.container.start.made", Agent, Within, "after its process was made, before it runs"},
+		{"host.container.start.after", Agent, Within, "after its process was started"},
+		{"host.container.remove.stopped", Agent, Within, "after a container has ended, before it is deleted"},
+		{"host.container.remove.deleted", Agent, Within, "after it is deleted, before what is left of it is"},
 	}
 }
 

@@ -202,9 +202,9 @@ func (s story) endsAtOnce() {
 func (s story) crashes() {
 	n := s.c.Machine(s.node)
 	for i, point := range []string{
-		"executor.plan.committed", "executor.step.observed", "containerd.remove.stopped", "containerd.remove.deleted",
-		"containerd.create.before", "containerd.create.after", "containerd.start.before", "containerd.start.made",
-		"containerd.start.after", "executor.step.changed", "executor.step.applied", "executor.step.verified", "executor.finish.before",
+		"executor.plan.committed", "executor.step.observed", "host.container.remove.stopped", "host.container.remove.deleted",
+		"host.container.create.before", "host.container.create.after", "host.container.start.before", "host.container.start.made",
+		"host.container.start.after", "executor.step.changed", "executor.step.applied", "executor.step.verified", "executor.finish.before",
 	} {
 		say := fmt.Sprintf("crash-%d", i)
 		s.c.Sh(s.node, "rm -f /srv/runs/starts")

@@ -70,7 +70,7 @@ func (r *Runtime) create(ctx context.Context, c *client.Client, want host.Contai
 		return err
 	}
 	defer release()
-	crash.Point("containerd.create.before")
+	crash.Point("host.container.create.before")
 	_, err = c.NewContainer(ctx, want.Name,
 		client.WithImage(image), client.WithSnapshotter(snapshotter), client.WithNewSnapshot(want.Name, image),
 		client.WithContainerLabels(map[string]string{
@@ -80,7 +80,7 @@ func (r *Runtime) create(ctx context.Context, c *client.Client, want host.Contai
 		client.WithContainerExtension(extension, wrapperspb.Bytes(want.Record)),
 		client.WithRuntime(runtimeName, &options.Options{SystemdCgroup: true}),
 		client.WithNewSpec(spec...))
-	crash.Point("containerd.create.after")
+	crash.Point("host.container.create.after")
 	return err
 }
 
@@ -110,12 +110,12 @@ func (r *Runtime) StartContainer(ctx context.Context, name string) error {
 		watch, unwatch := context.WithCancel(ctx)
 		defer unwatch()
 		seen, lost := c.Subscribe(watch, `topic=="/tasks/oom"`)
-		crash.Point("containerd.start.before")
+		crash.Point("host.container.start.before")
 		task, err := ctr.NewTask(ctx, cio.BinaryIO(r.cfg.Executable, map[string]string{"container-log": r.logDir(name)}))
 		if err != nil {
 			return fmt.Errorf("make its process: %w", err)
 		}
-		crash.Point("containerd.start.made")
+		crash.Point("host.container.start.made")
 		exit, err := task.Wait(ctx)
 		if err != nil {
 			return err
@@ -123,7 +123,7 @@ func (r *Runtime) StartContainer(ctx context.Context, name string) error {
 		if err := task.Start(ctx); err != nil {
 			return fmt.Errorf("start its process: %w", err)
 		}
-		crash.Point("containerd.start.after")
+		crash.Point("host.container.start.after")
 		return r.settle(ctx, ctr, exit, seen, lost)
 	})
 }
@@ -181,18 +181,17 @@ func (r *Runtime) RemoveContainer(ctx context.Context, name string) error {
 		if err != nil {
 			grace = 10 * time.Second
 		}
-		crash.Point("containerd.remove.before")
 		if err := r.stopTask(ctx, ctr, name, grace); err != nil {
 			return err
 		}
-		crash.Point("containerd.remove.stopped")
+		crash.Point("host.container.remove.stopped")
 		// From here on it must be done, or a snapshot would be left.
 		last, cancel := finishing(ctx)
 		defer cancel()
 		if err := ctr.Delete(last, client.WithSnapshotCleanup); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
-		crash.Point("containerd.remove.deleted")
+		crash.Point("host.container.remove.deleted")
 		return r.clear(last, c, name)
 	})
 }

@@ -118,21 +118,23 @@ func (r *Runtime) ImportImage(ctx context.Context, file, digest string) error {
 			return err
 		}
 		defer release()
+		crash.Point("host.image.import.before")
 		target, err := store(ctx, c, file, digest)
 		if err != nil {
 			return err
 		}
 		record := images.Image{Name: imageName(digest), Target: target}
-		crash.Point("containerd.import.before")
 		if _, err := c.ImageService().Create(ctx, record); err != nil && !errdefs.IsAlreadyExists(err) {
 			return err
 		}
-		crash.Point("containerd.import.after")
+		crash.Point("host.image.import.stored")
 		i, err := c.GetImage(ctx, record.Name)
 		if err != nil {
 			return err
 		}
-		return i.Unpack(ctx, snapshotter)
+		err = i.Unpack(ctx, snapshotter)
+		crash.Point("host.image.import.after")
+		return err
 	})
 }
 
