@@ -27,7 +27,7 @@ const (
 	left = `for w in 'containers ls -q' 'tasks ls -q' 'images ls -q' 'snapshots ls' 'leases ls -q' 'content ls -q'; do echo "$w"; ctr -n millwright $w 2>/dev/null; done
 pgrep -a containerd-shim | grep 'namespace millwright'; pgrep -a millwrightd | grep container-log
 systemctl list-units --all --no-legend 'millwright-container-*'
-find /sys/fs/cgroup -name 'millwright-container-*'; ls /run/containerd/io.containerd.runtime.v2.task/millwright /var/lib/millwright/containers 2>/dev/null | sort; true`
+find /sys/fs/cgroup -name 'millwright-container-*'; find /run/containerd/io.containerd.runtime.v2.task/millwright /var/lib/millwright/containers -mindepth 1 2>/dev/null | sort; true`
 )
 
 // TestContainerRun is the whole story, on one node with each containerd.
