@@ -25,6 +25,7 @@ import (
 	systemv1 "github.com/gpuaas/millwright/proto/millwright/system/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/test/harness"
+	"github.com/gpuaas/millwright/test/invariants/check"
 )
 
 func hello(journal string, last uint64) *agentv1.Hello {
@@ -104,6 +105,10 @@ func (l *liar) send(s grpc.BidiStreamingClient[agentv1.SessionRequest, agentv1.S
 func TestAnotherNodesData(t *testing.T) {
 	c := harness.New(t)
 	n := c.NewNode("honest")
+	n.Gone("it is cut off in the middle of its work")
+	for _, invariant := range []string{check.Authorised, check.Order, check.Quiet} {
+		c.Expect(invariant, "liar", "it tells of tasks that are not its own")
+	}
 	if err := n.Do("program /usr/bin/work\nresult block /usr/bin/work"); err != nil {
 		t.Fatal(err)
 	}

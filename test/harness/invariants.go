@@ -18,18 +18,14 @@ import (
 // of a test.
 const quietWithin = 10 * time.Second
 
-// Expect says that the test breaks an invariant on purpose, on a node or, when
-// it is nil, anywhere, and why that is no fault.
-func (c *Cluster) Expect(invariant string, n *Node, why string) {
-	e := check.Expected{Invariant: invariant, Why: why}
-	if n != nil {
-		e.Node = n.Name
-	}
-	c.expected = append(c.expected, e)
+// Expect says that the test breaks an invariant on purpose, on the node of a
+// name or, when it is empty, anywhere, and why that is no fault.
+func (c *Cluster) Expect(invariant, node, why string) {
+	c.expected = append(c.expected, check.Expected{Invariant: invariant, Node: node, Why: why})
 }
 
 // Gone says that the node does not come to rest by the end of the test, and
-// why: its agent was stopped for good, or it was evicted.
+// why: its agent was stopped for good, it is cut off, or a task runs on.
 func (n *Node) Gone(why string) { n.gone = why }
 
 // check holds all that was recorded against what is promised, once, at the end

@@ -128,6 +128,7 @@ func Load(t *testing.T, file string, after time.Duration) (*Cluster, Saved, map[
 			}
 		}
 		nodes[n.Name] = n
+		c.nodes = append(c.nodes, n)
 	}
 	return c, saved, nodes
 }

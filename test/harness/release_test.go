@@ -42,6 +42,7 @@ func TestRecordRelease(t *testing.T) {
 	}
 	c := harness.New(t)
 	n := c.NewNode("gpu-001")
+	n.Gone("it is saved in the middle of its work")
 	if err := n.Do(fine); err != nil {
 		t.Fatal(err)
 	}
@@ -114,6 +115,7 @@ func TestEveryRelease(t *testing.T) {
 func goOn(t *testing.T, file string) {
 	c, saved, nodes := harness.Load(t, file, time.Minute)
 	n := nodes["gpu-001"]
+	n.Gone("what the release has left running and waiting goes on")
 	if err := n.Do(fine); err != nil {
 		t.Fatal(err)
 	}
