@@ -55,7 +55,7 @@ func executorMutants() []mutant {
 		},
 		{
 			name: "lock-before-plan", guards: "two tasks on one thing wait for each other",
-			file: executor + "/begin.go", judge: []string{executor},
+			file: executor + "/begin.go", judge: []string{executor}, run: "Lock",
 			old: "\theld, err := t.haveLocks(stoppable)", new: "\theld, err := stoppable != nil, error(nil)",
 		},
 		{
