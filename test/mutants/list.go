@@ -55,8 +55,8 @@ func executorMutants() []mutant {
 		},
 		{
 			name: "lock-before-plan", guards: "two tasks on one thing wait for each other",
-			file: executor + "/begin.go", judge: []string{executor}, run: "Lock",
-			old: "\theld, err := t.haveLocks(stoppable)", new: "\theld, err := stoppable != nil, error(nil)",
+			file: executor + "/locks.go", judge: []string{executor}, run: "Lock",
+			old: "\t\tfree := !slices.ContainsFunc(", new: "\t\tfree := l != nil || !slices.ContainsFunc(",
 		},
 		{
 			name: "cancel-before-answer", guards: "a cancel that was taken is durable",
