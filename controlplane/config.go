@@ -48,7 +48,7 @@ type Config struct {
 	Boot func() time.Duration
 	// Local is given the services before the server serves, behind the same
 	// interceptors as the port has; nil means nobody is. Simulations call them
-	// without a network. It must register nothing that outlives the server.
+	// without a network, and have no local socket either. It must register nothing that outlives the server.
 	Local func(Services)
 	// Guard is asked before the store is written, and again when that is durable
 	// and nobody has heard of it; nil means that all may be written. An error

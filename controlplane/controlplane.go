@@ -114,7 +114,9 @@ func (s *Server) serve(ctx context.Context, p *parts) error {
 	})
 	group.Go(func() error { return p.dispatch.Run(loops) })
 	group.Go(func() error { return p.fleet.Run(loops) })
-	group.Go(func() error { return p.export.Run(loops) })
+	if s.cfg.Local == nil { // a simulation has no sockets
+		group.Go(func() error { return p.export.Run(loops) })
+	}
 	group.Go(func() error { return watchdog(ctx, s.cfg.Logger, p.ready) })
 	group.Go(func() error {
 		<-ctx.Done()

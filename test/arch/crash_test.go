@@ -70,9 +70,6 @@ var pointless = map[string]string{
 	"agent/internal/host/systemd.reap":           "it kills what a mount that failed has left; a death leaves it to the next try",
 	"agent/internal/host/systemd.resetFailed":    "forgetting a failure changes nothing that a task has",
 	"agent/internal/host/systemd.setEnabled":     "its caller has the points",
-	"agent/internal/host/containerd.lease":       "it only keeps what its caller makes, which has the points; one that is left is taken over",
-	"agent/internal/host/containerd.clear":       "its callers have the points",
-	"agent/internal/host/containerd.clearLost":   "its callers have the points",
 	"agent/internal/host/systemd.StartTransient": "its caller, package command, has the points",
 
 	"agent/internal/session.read": "take, open and perform have a point for each message",
