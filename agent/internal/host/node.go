@@ -70,7 +70,8 @@ func New(cfg Config) *Node {
 		surface: &surface{
 			Conn: sd, Table: table, files: files.New(),
 			Runtime: containerd.New(containerd.Config{
-				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd, Logger: cfg.Logger,
+				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd,
+				Clock: cfg.Clock, Logger: cfg.Logger,
 			}),
 			probe: prober{children: children, executable: cfg.Executable, timeout: cfg.ProbeTimeout},
 		},

@@ -70,6 +70,8 @@ type Config struct {
 	// Settle is how long a container is watched until it counts as running;
 	// unset: 1 s.
 	Settle time.Duration
+	// Clock measures the patience with a containerd that is away.
+	Clock clock.Clock
 	// Logger gets what is worth telling besides the errors returned.
 	Logger *slog.Logger
 }
@@ -133,13 +135,13 @@ func (r *Runtime) do(ctx context.Context, what string, fn func(context.Context, 
 		return err
 	}
 	ctx = namespaces.WithNamespace(ctx, namespace)
-	end := time.Now().Add(patience)
+	begin := r.cfg.Clock.Boot()
 	for {
 		err := fn(ctx, c)
 		if err == nil {
 			return nil
 		}
-		if !unavailable(err) || ctx.Err() != nil || time.Now().After(end) {
+		if !unavailable(err) || ctx.Err() != nil || r.cfg.Clock.Boot()-begin > patience {
 			return fmt.Errorf("%s: %w", what, err)
 		}
 		r.cfg.Logger.WarnContext(ctx, "containerd does not answer", "doing", what, "err", err)
