@@ -33,6 +33,8 @@ import (
 type Saved struct {
 	// Time is when it was saved.
 	Time time.Time
+	// Boot is how long its nodes had been up.
+	Boot time.Duration
 	// Version is the release that wrote it.
 	Version string
 	// Tasks are ids of tasks, by what they stand for.
@@ -53,7 +55,7 @@ func (c *Cluster) Save(file, version string, tasks map[string]string, nodes ...*
 			c.t.Fatal(err)
 		}
 	}
-	saved := Saved{Time: c.clock.Now(), Version: version, Tasks: tasks, Boots: map[string]string{}}
+	saved := Saved{Time: c.clock.Now(), Boot: c.clock.Boot(), Version: version, Tasks: tasks, Boots: map[string]string{}}
 	for _, n := range nodes {
 		saved.Boots[n.Name] = n.BootID()
 	}
@@ -106,7 +108,7 @@ func Load(t *testing.T, file string, after time.Duration) (*Cluster, Saved, map[
 	if err := errors.Join(json.Unmarshal(read("saved.json"), &saved), protojson.Unmarshal(read("context.json"), c.file)); err != nil {
 		t.Fatal(err)
 	}
-	c.clock.Pass(saved.Time.Add(after).Sub(time.Now()).Round(time.Second))
+	c.clock.goOn(saved, after)
 	c.operator = must(pki.ParsePrivateKey(read("operator.pem")))(t).(*ecdsa.PrivateKey)
 	c.key = must(envelope.ParseKey(read("task.pem")))(t)
 	c.slurm = must(envelope.ParseKey(read("slurm.pem")))(t)

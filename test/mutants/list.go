@@ -150,7 +150,7 @@ func serverMutants() []mutant {
 		{
 			name: "acknowledge-after-commit", guards: "a frame is acknowledged once it is durable",
 			file: "./controlplane/internal/dispatch/events.go", judge: []string{"./controlplane/internal/dispatch"},
-			old: "\t\treturn unavailable(s, \"store events\", err)\n\t}\n\tcrash.Point(\"server.events.committed\")",
+			old: "\t\treturn s.stall(\"store events\", err)\n\t}\n\tcrash.Point(\"server.events.committed\")",
 			new: "\t\tb.stored = b.events[len(b.events)-1].GetSeq()\n\t}\n\tcrash.Point(\"server.events.committed\")",
 		},
 		{
