@@ -69,8 +69,8 @@ func (t *trial) finish(ctx context.Context, tracing bool) (*result, error) {
 			kills = 1
 		}
 	}
-	if t.story.custom != nil {
-		t.restarts, kills = 0, 0 // it has stopped and started the agent by hand
+	if t.story.custom != nil || t.story.boots {
+		t.restarts, kills = 0, 0 // another count has begun
 	}
 	id := t.id
 	if t.story.state == refused {

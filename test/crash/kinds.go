@@ -38,6 +38,8 @@ type story struct {
 	first string
 	// idle says that a command never starts.
 	idle bool
+	// boots says that the node boots anew in the middle of it.
+	boots bool
 	// own says that it needs a server of its own, as it does something to it.
 	own bool
 }
@@ -65,7 +67,7 @@ const (
 )
 
 func stories() []story {
-	return slices.Concat(mounts(), containers(), commands(), settling(), members())
+	return slices.Concat(mounts(), containers(), commands(), reboots(), settling(), members())
 }
 
 // mounts are storage.mount and storage.unmount.

@@ -23,6 +23,7 @@ rules:
   - allow: container.stop
   - allow: storage.mount
   - allow: storage.unmount
+  - allow: system.reboot
   - allow: task.resolve
   - allow: system.command
     argv: ["/bin/*", "/usr/bin/*", "/root/*"]
