@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -27,8 +28,11 @@ type outcome struct {
 // Limits of one schedule.
 const (
 	chaosSteps = 120
-	// calmFor is how long after the last fault all must have ended.
-	calmFor = 30 * time.Minute
+	// calmFor is how long after the last fault all must have ended, and
+	// calmAhead where a node's clock had been set ahead: the node begins nothing
+	// until its clock is past all that it has seen, an hour and something later.
+	calmFor   = 30 * time.Minute
+	calmAhead = 2 * time.Hour
 )
 
 // play plays the schedule of one seed.
@@ -198,8 +202,11 @@ func (w *world) mend() {
 	if w.server.run == nil {
 		w.server.start()
 	}
-	begin := time.Now()
-	for time.Since(begin) < calmFor {
+	begin, within := time.Now(), calmFor
+	if slices.ContainsFunc(w.nodes, func(n *node) bool { return n.ahead }) {
+		within = calmAhead
+	}
+	for time.Since(begin) < within {
 		for _, t := range w.ops.open() {
 			w.ops.send(t)
 		}
@@ -211,24 +218,27 @@ func (w *world) mend() {
 		}
 		time.Sleep(10 * time.Second)
 	}
-	w.wrong("not quiet within %s", calmFor)
+	w.wrong("not quiet within %s: %s", within, strings.Join(w.ops.unsettled(), ", "))
 }
 
 // quiet reports whether every order has ended or is held, and the server has
 // said so.
 func (w *world) quiet() bool {
-	if len(w.ops.open()) > 0 {
-		return false
-	}
-	for _, t := range w.ops.orders {
+	return len(w.ops.open()) == 0 && len(w.ops.unsettled()) == 0
+}
+
+// unsettled are the orders that have not ended and are not held, with their
+// states.
+func (o *operator) unsettled() (out []string) {
+	for _, t := range o.orders {
 		if t.refused != "" {
 			continue
 		}
-		if s := w.ops.get(t); s == nil || !terminal(s.GetState()) && s.GetState() != heldState {
-			return false
+		if s := o.get(t); s == nil || !terminal(s.GetState()) && s.GetState() != heldState {
+			out = append(out, t.alias+" "+s.GetState().String())
 		}
 	}
-	return true
+	return out
 }
 
 // end stops all processes.

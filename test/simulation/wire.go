@@ -177,15 +177,18 @@ func (s *serverStream) SendMsg(m any) error {
 }
 
 func (s *serverStream) RecvMsg(m any) error {
+	var p packet
 	select {
-	case p := <-s.toServer:
-		if p.end != nil {
-			return p.end
-		}
-		return transfer(m, p.message)
+	case p = <-s.toServer:
 	case <-s.ctx.Done():
+	}
+	if s.ctx.Err() != nil {
 		return status.FromContextError(s.ctx.Err()).Err()
 	}
+	if p.end != nil {
+		return p.end
+	}
+	return transfer(m, p.message)
 }
 
 // services is what a server offers.

@@ -8,7 +8,9 @@ import (
 	"hash"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -100,7 +102,28 @@ func (p *process) guard(written bool) error {
 	if written {
 		what = "committed"
 	}
+	p.w.callers(what)
 	return p.wait(context.Background(), what)
+}
+
+// callers shows, beside the trace, who commits.
+func (w *world) callers(what string) {
+	if w.say == nil {
+		return
+	}
+	pcs := make([]uintptr, 32)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)])
+	var names []string
+	for {
+		f, more := frames.Next()
+		if i := strings.LastIndex(f.Function, "/"); strings.Contains(f.Function, "millwright") {
+			names = append(names, f.Function[i+1:])
+		}
+		if !more {
+			break
+		}
+	}
+	w.say(fmt.Sprintf("        %s by %s", what, strings.Join(names, " < ")))
 }
 
 // kill lets a process die where it is: whatever it does from now on has no

@@ -119,17 +119,17 @@ func (e *Executor) Run(ctx context.Context) error {
 	}
 	wg.Go(func() { e.sweep(ctx) })
 	wg.Go(func() { e.reconcile(ctx) })
-	for {
+	for ctx.Err() == nil {
 		for _, t := range e.take() {
 			t.prepare(ctx)
 			wg.Go(func() { e.run(ctx, t) })
 		}
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-e.wake:
 		}
 	}
+	return nil
 }
 
 // launch hands a task to Run, once.

@@ -1,6 +1,7 @@
 package output
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,6 +65,9 @@ func (up *upload) run(ctx context.Context) error {
 	ticker := time.NewTicker(poll)
 	defer ticker.Stop()
 	for {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		busy, err := up.pass(ctx)
 		if err != nil {
 			return err
@@ -73,7 +77,6 @@ func (up *upload) run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
 		case <-up.wake:
 		case <-ticker.C:
 		}
@@ -135,7 +138,9 @@ func (up *upload) asked() ([]ID, error) {
 		}
 		clear(up.wanted)
 	}
-	return slices.Collect(maps.Keys(up.again)), nil
+	return slices.SortedFunc(maps.Keys(up.again), func(a, b ID) int {
+		return cmp.Or(cmp.Compare(a.TaskID, b.TaskID), cmp.Compare(a.Step, b.Step))
+	}), nil
 }
 
 func (up *upload) finished(id ID) {

@@ -93,6 +93,9 @@ func (st *stream) acknowledge(ctx context.Context) error {
 			return ctx.Err()
 		case <-st.window.news:
 		}
+		if ctx.Err() != nil {
+			return ctx.Err() // a session that has ended does nothing more, however the select chose
+		}
 		crash.Point("session.ack.received")
 		seq := st.window.acknowledged()
 		if err := st.cfg.Journal.Ack(ctx, st.head.JournalID, seq); err != nil && ctx.Err() == nil {

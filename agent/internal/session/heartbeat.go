@@ -29,6 +29,9 @@ func (st *stream) beat(ctx context.Context) error {
 			return ctx.Err()
 		case <-ticker.C:
 		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		head, err := st.cfg.Journal.Head(ctx)
 		if err != nil {
 			return fmt.Errorf("read journal: %w", err)

@@ -334,6 +334,9 @@ func (st *stream) perform(ctx context.Context) error {
 			return ctx.Err()
 		case m = <-st.work:
 		}
+		if ctx.Err() != nil {
+			return ctx.Err() // a session that has ended does nothing more, however the select chose
+		}
 		if c := m.GetCancel(); c != nil {
 			crash.Point("session.cancel.received")
 			if err := st.cfg.Tasks.Cancel(ctx, c); err != nil {
@@ -376,6 +379,9 @@ func (st *stream) send(ctx context.Context) error {
 			case m = <-st.say:
 			case m = <-st.batches:
 			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		m.SessionEpoch = st.epoch
 		if err := st.rpc.Send(m); errors.Is(err, io.EOF) {

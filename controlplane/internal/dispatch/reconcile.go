@@ -3,6 +3,7 @@ package dispatch
 import (
 	"bytes"
 	"context"
+	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -147,9 +148,7 @@ func (d *Dispatcher) sendCancels(ctx context.Context, s *session, stream Stream)
 	s.mu.Lock()
 	var ids []string
 	if s.ready {
-		for id := range s.cancels {
-			ids = append(ids, id)
-		}
+		ids = slices.Sorted(maps.Keys(s.cancels))
 		clear(s.cancels)
 	}
 	s.mu.Unlock()

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -178,6 +180,8 @@ func (d *Dispatcher) send(ctx context.Context, s *session, stream Stream) error 
 		select {
 		case <-s.wake:
 		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 	}
@@ -224,7 +228,7 @@ func (s *session) collect(now time.Time, boot time.Duration) (out []*agentv1.Ses
 		out = append(out, s.message(&agentv1.SessionResponse{Message: &agentv1.SessionResponse_Heartbeat{
 			Heartbeat: &agentv1.ServerHeartbeat{ServerTime: timestamppb.New(now)}}}))
 	}
-	for id := range s.outputs {
+	for _, id := range slices.Sorted(maps.Keys(s.outputs)) {
 		out = append(out, s.message(&agentv1.SessionResponse{Message: &agentv1.SessionResponse_OutputWanted{
 			OutputWanted: &agentv1.OutputWanted{TaskId: id}}}))
 		delete(s.outputs, id)
