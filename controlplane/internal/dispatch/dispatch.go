@@ -14,6 +14,8 @@ package dispatch
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -174,8 +176,8 @@ func (d *Dispatcher) all() []*session {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out := make([]*session, 0, len(d.sessions))
-	for _, s := range d.sessions {
-		out = append(out, s)
+	for _, node := range slices.Sorted(maps.Keys(d.sessions)) {
+		out = append(out, d.sessions[node])
 	}
 	return out
 }
