@@ -100,7 +100,8 @@ func (w *world) healLine() bool {
 }
 
 // forget loses what a node had sent, but for its newest stream: that much may
-// have reached the server's kernel before the node was another.
+// have reached the server's kernel before the node was another, unless the line
+// is cut.
 func (w *world) forget(n *node) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,6 +116,11 @@ func (w *world) forget(n *node) {
 			newest.mu.Unlock()
 		}
 		newest = s
+	}
+	if newest != nil && n.cutUp {
+		newest.mu.Lock()
+		newest.up = nil
+		newest.mu.Unlock()
 	}
 }
 

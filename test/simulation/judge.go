@@ -41,12 +41,14 @@ func (w *world) judge() {
 		if t.refused != "" {
 			t.end = "REFUSED_AT_CREATION"
 		}
-		w.judgeOrder(t, task)
-		w.judgeHistory(t)
+		late := w.judgeHistory(t)
+		w.judgeOrder(t, task, late)
 	}
 }
 
-func (w *world) judgeOrder(t *order, task *taskv1.Task) {
+// judgeOrder judges one task. late says that its node had a word on it after
+// the server had ended it.
+func (w *world) judgeOrder(t *order, task *taskv1.Task, late bool) {
 	n := t.node
 	runs := 0
 	if t.argv != nil {
@@ -73,7 +75,10 @@ func (w *world) judgeOrder(t *order, task *taskv1.Task) {
 			w.wrong("%s has succeeded, and cannot", t.alias)
 		}
 	case taskv1.TaskState_TASK_STATE_REFUSED, taskv1.TaskState_TASK_STATE_EXPIRED:
-		if runs != 0 {
+		// A server that was restored does not know what it has assigned since the
+		// copy was made, and may end it before the node has said so; then the
+		// history tells.
+		if runs != 0 && (!w.server.restored || !late) {
 			w.wrong("%s is %s, and ran", t.alias, t.end)
 		}
 	case taskv1.TaskState_TASK_STATE_HELD:
@@ -84,21 +89,23 @@ func (w *world) judgeOrder(t *order, task *taskv1.Task) {
 	}
 }
 
-// judgeHistory follows the states of a task through its history.
-func (w *world) judgeHistory(t *order) {
+// judgeHistory follows the states of a task through its history, and reports
+// whether the node had a late word.
+func (w *world) judgeHistory(t *order) (late bool) {
 	if t.refused != "" {
-		return
+		return false
 	}
 	r, err := w.ops.client.ListTaskEvents(context.Background(), &taskv1.ListTaskEventsRequest{Id: t.id, PageSize: 500})
 	if err != nil {
 		if !w.server.restored {
 			w.wrong("history of %s: %v", t.alias, err)
 		}
-		return
+		return false
 	}
 	var ended taskv1.TaskState
 	accepts := map[string]bool{}
 	for _, e := range r.GetEvents() {
+		late = late || e.GetLate()
 		if ended != 0 && e.GetState() != ended {
 			w.wrong("%s was %s, and then %s (%s)", t.alias, ended, e.GetState(), e.GetType())
 		}
@@ -112,4 +119,5 @@ func (w *world) judgeHistory(t *order) {
 	if len(accepts) > 1 && !t.node.lost {
 		w.wrong("%s was accepted %d times", t.alias, len(accepts))
 	}
+	return late
 }

@@ -138,6 +138,7 @@ func (s *server) config(p *process) controlplane.Config {
 		StateDir: filepath.Join(s.dir, "server"), AdvertiseAddress: "server:443", Registry: all.Registry(),
 		Logger: s.w.log.With("program", "server"), Version: "sim", Sweep: 5 * time.Second, NodeTTL: 30 * 24 * time.Hour,
 		Listener: newSilent(), HTTPListener: newSilent(), Now: time.Now,
+		Boot:  func() time.Duration { return time.Since(epoch) },
 		Local: func(from controlplane.Services) { s.set(newServices(from)) },
 		Guard: p.guard,
 	}

@@ -80,6 +80,7 @@ func (tp *template) found(t *testing.T) {
 	cfg := controlplane.Config{
 		StateDir: filepath.Join(tp.dir, "server"), AdvertiseAddress: "server:443", Registry: all.Registry(), Logger: log, Version: "sim",
 		NodeTTL: 30 * 24 * time.Hour, Listener: line, HTTPListener: newSilent(), Now: time.Now,
+		Boot:  func() time.Duration { return time.Since(epoch) },
 		Local: func(from controlplane.Services) { server.set(newServices(from)) },
 	}
 	file, err := controlplane.Found(t.Context(), cfg, &nodev1.FoundingBundle{
