@@ -105,6 +105,7 @@ func (w *world) healLine() bool {
 func (w *world) forget(n *node) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	n.life++
 	var newest *stream
 	for _, s := range w.streams {
 		if s.node != n {

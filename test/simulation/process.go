@@ -34,6 +34,9 @@ type node struct {
 	dir    string
 	peer   *peer.Peer
 	opened int // streams so far; guarded by world.mu
+	life   int // rises when it becomes another instance: a boot, a new journal; guarded by world.mu
+
+	heard map[int]bool // lives that the server has heard of; driver only
 
 	cutUp, cutDown bool // the line is cut in this direction; driver only
 	agent          *process

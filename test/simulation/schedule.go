@@ -69,7 +69,7 @@ func (w *world) build(tp *template) {
 	w.server = &server{w: w, dir: w.dir}
 	must(w.t, copyDir(filepath.Join(w.dir, "server"), filepath.Join(tp.dir, "server")))
 	for i := range 1 + w.rng.IntN(maxNodes) {
-		n := &node{w: w, name: nodeName(i), dir: filepath.Join(w.dir, nodeName(i)), peer: tp.nodes[i], boot: time.Now().Add(-time.Minute),
+		n := &node{w: w, name: nodeName(i), dir: filepath.Join(w.dir, nodeName(i)), peer: tp.nodes[i], boot: time.Now().Add(-time.Minute), heard: map[int]bool{},
 			jitter: rand.New(rand.NewPCG(w.seed, uint64(i)))}
 		must(w.t, copyDir(n.dir, filepath.Join(tp.dir, n.name)))
 		n.machine()

@@ -32,6 +32,7 @@ type stream struct {
 	node   *node
 	name   string
 	method string
+	life   int // of its node, when it was opened
 
 	mu       sync.Mutex
 	up, down []packet // guarded by mu; sent, and not delivered

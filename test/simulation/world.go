@@ -152,7 +152,7 @@ func (w *world) newStream(n *node, method string) *stream {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n.opened++
-	s := &stream{w: w, node: n, name: fmt.Sprintf("%s/%d", n.name, n.opened), method: method,
+	s := &stream{w: w, node: n, name: fmt.Sprintf("%s/%d", n.name, n.opened), method: method, life: n.life,
 		toClient: make(chan packet, 4096), toServer: make(chan packet, 4096)}
 	w.streams = append(w.streams, s)
 	return s
@@ -219,10 +219,31 @@ func (w *world) deliverUp(s *stream) {
 	p := s.up[0]
 	s.up = s.up[1:]
 	s.mu.Unlock()
+	if w.overtaken(s) {
+		return
+	}
 	w.arrive(s, p)
 	if p.message != nil && describe(p) != "hello" {
 		w.remember(past{s.node, true, p})
 	}
+}
+
+// overtaken reports whether a stream is of a life that the server has never
+// heard of, while it has heard of a later one. A boot takes longer than anything
+// stays in a kernel unread, so that such a first message is lost and not late.
+// One of a life that was heard can be late.
+func (w *world) overtaken(s *stream) bool {
+	n := s.node
+	if n.heard[s.life] {
+		return false
+	}
+	for life := range n.heard {
+		if life > s.life {
+			return true
+		}
+	}
+	n.heard[s.life] = true
+	return false
 }
 
 // arrive hands a message to the server; the first one opens the stream there.

@@ -60,6 +60,13 @@ func (t *Tx) frame(e *auditv1.LogEntry, f *auditv1.NodeFrame) (*taskv1.TaskEvent
 	if n := proto.Size(row.GetTask()); n+size > maxTask {
 		return nil, fmt.Errorf("task %s has %d bytes already; at most %d are kept of one", id, n, maxTask)
 	}
+	stays, err := t.staysLost(row.GetTask(), f.GetNode(), event)
+	if err != nil {
+		return nil, err
+	}
+	if stays {
+		return t.event(e, row, kind, nil), nil
+	}
 	// Who tells of a task has it: the word of a node whose task was not sent
 	// by this server, as after a restore, stands for an assignment.
 	row.Generation = f.GetGeneration()
@@ -74,6 +81,22 @@ func (t *Tx) frame(e *auditv1.LogEntry, f *auditv1.NodeFrame) (*taskv1.TaskEvent
 		return nil, err
 	}
 	return ev, t.resolved(row, event)
+}
+
+// staysLost reports whether a task stays held for its lost journal: a stream of
+// that journal may be read for a little longer than the node has a new one, and
+// what it says of a task that goes on there is over. That a task has ended there
+// counts.
+func (t *Tx) staysLost(task *taskv1.Task, name string, event *taskv1.Event) (bool, error) {
+	lost := task.GetState() == taskv1.TaskState_TASK_STATE_HELD && task.GetReason() == ReasonJournalLost
+	if !lost || event.GetFinished() != nil || event.GetIntentChanged() != nil {
+		return false, nil
+	}
+	node, err := t.Node(name)
+	if err != nil {
+		return false, err
+	}
+	return node.GetJournalId() != event.GetJournalId(), nil
 }
 
 // check refuses an event that says what cannot be.
