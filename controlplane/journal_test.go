@@ -242,6 +242,56 @@ func TestGapThatTheNodeCannotFill(t *testing.T) {
 	h.assignment(w.create(w.leaf("n1"))[0].GetId())
 }
 
+// TestTaskThatWasAcceptedInAGap has a node that took a task and ended it, and can
+// no longer send the events. The task is neither sent for ever nor lost.
+func TestTaskThatWasAcceptedInAGap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	h := w.join("n1")
+	h.connect()
+	task := w.create(w.leaf("n1"))[0]
+	id := task.GetId()
+	a := h.assignment(id)
+	h.hangUp()
+	acceptSeq := h.emit(acceptedEvent(a))
+	h.emit(finished(id, taskv1.TaskState_TASK_STATE_SUCCEEDED))
+	last := h.emit(&taskv1.Event{Payload: &taskv1.Event_IntentChanged{IntentChanged: &taskv1.IntentChanged{Key: "mount:/x"}}})
+	h.frames, h.first = h.frames[last-1:], last
+	h.connect() // sends with gap_before
+	h.answer(h.assignment(id), &agentv1.AssignmentAnswer{Answer: &agentv1.AssignmentAnswer_Accepted{Accepted: &agentv1.Accepted{
+		JournalId: h.journal, Seq: acceptSeq, Known: true}}})
+	got := w.waitState(id, taskv1.TaskState_TASK_STATE_HELD)
+	if got.GetReason() != "EVENTS_LOST" || !strings.Contains(got.GetMessage(), "millctl task resolve "+id) {
+		t.Errorf("task = %v", got)
+	}
+	h.hangUp()
+	h.connect()
+	h.none("an assignment", func(m *agentv1.SessionResponse) bool { return m.GetAssignment() != nil })
+	leaf := w.leaf("n1")
+	leaf.Kind = "task.resolve"
+	leaf.Spec = must(proto.Marshal(&taskv1.ResolveSpec{TaskId: id, LeafHash: task.GetLeafHash(), As: taskv1.ResolveAs_RESOLVE_AS_ABANDON}))(t)
+	resolve := w.create(leaf)[0].GetId()
+	h.accept(h.assignment(resolve))
+	h.run(resolve)
+	w.waitState(id, taskv1.TaskState_TASK_STATE_ABANDONED)
+}
+
+// TestKnownTaskWhoseEventIsOnTheWay is answered as known before its events come.
+func TestKnownTaskWhoseEventIsOnTheWay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	h := w.join("n1")
+	h.connect()
+	id := w.create(w.leaf("n1"))[0].GetId()
+	a := h.assignment(id)
+	h.answer(a, &agentv1.AssignmentAnswer{Answer: &agentv1.AssignmentAnswer_Accepted{Accepted: &agentv1.Accepted{
+		JournalId: h.journal, Seq: h.lastSeq() + 1, Known: true}}})
+	h.report(acceptedEvent(a))
+	if diff := cmp.Diff([]string{"CREATED", "ASSIGNED", "ACCEPTED"}, w.history(id)); diff != "" {
+		t.Errorf("history (-want +got):\n%s", diff)
+	}
+}
+
 func TestForkIsRecordedAndStopsWork(t *testing.T) {
 	t.Parallel()
 	for name, forge := range map[string]func(h *host){

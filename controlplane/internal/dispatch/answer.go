@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
+	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
 // answer takes a node's answer to an assignment. That it accepted is said again
@@ -21,7 +23,7 @@ func (d *Dispatcher) answer(ctx context.Context, s *session, a *agentv1.Assignme
 	taskID, known := s.sent[a.GetAssignmentId()]
 	delete(s.sent, a.GetAssignmentId())
 	s.mu.Unlock()
-	if !known || a.GetAccepted() != nil {
+	if !known || a.GetAccepted() != nil && !a.GetAccepted().GetKnown() {
 		return nil
 	}
 	crash.Point("server.answer.before")
@@ -45,6 +47,8 @@ func (d *Dispatcher) answered(tx *eventlog.Tx, s *session, taskID string, a *age
 		return nil // its events have said more already
 	}
 	switch p := a.GetAnswer().(type) {
+	case *agentv1.AssignmentAnswer_Accepted:
+		return d.knownAlready(tx, s, taskID, p.Accepted)
 	case *agentv1.AssignmentAnswer_Refused:
 		p.Refused.Reason, p.Refused.Message = shorten(p.Refused.GetReason()), shorten(p.Refused.GetMessage())
 		return tx.Append(s.peer.ID, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskRefused{TaskRefused: &auditv1.TaskRefused{
@@ -58,6 +62,26 @@ func (d *Dispatcher) answered(tx *eventlog.Tx, s *session, taskID string, a *age
 		return cancelQueued(tx, d.cfg.Actor, taskID)
 	}
 	return fmt.Errorf("answer to assignment %s says nothing", a.GetAssignmentId())
+}
+
+// knownAlready holds a task that the node has had before, when the event that
+// says so is not to come: it fell into a gap of the journal. Else the task would
+// be sent and answered as known for ever. If it still goes on, its later events
+// settle it.
+func (d *Dispatcher) knownAlready(tx *eventlog.Tx, s *session, taskID string, a *agentv1.Accepted) error {
+	journal, err := tx.Journal(s.peer.Node, s.journalID)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return err
+	}
+	if a.GetJournalId() != s.journalID || a.GetSeq() > journal.GetLastSeq() {
+		return nil // its event is on the way
+	}
+	return tx.Append(d.cfg.Actor, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskDecided{TaskDecided: &auditv1.TaskDecided{
+		TaskId: taskID, Node: s.peer.Node, State: taskv1.TaskState_TASK_STATE_HELD, Reason: eventlog.ReasonEventsLost,
+		Message: fmt.Sprintf("node %s has taken it before, and the events that say what became of it are lost; "+
+			"look at the node, then settle it: millctl task resolve %s --as abandon; if it is still wanted: millctl task retry %s",
+			s.peer.Node, taskID, taskID),
+	}}})
 }
 
 // shorten keeps the words of an answer short, since every list shows them.

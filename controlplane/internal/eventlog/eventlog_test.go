@@ -320,6 +320,33 @@ func TestAcceptedWithAnotherLeaf(t *testing.T) {
 
 // FuzzFrame checks that whatever bytes a node puts into a frame, they are
 // stored and never stop the log.
+// TestTaskOfALostJournalStaysHeld reads a stream of the old journal for longer
+// than the node has a new one.
+func TestTaskOfALostJournalStaysHeld(t *testing.T) {
+	f := newFixture(t, pkitest.New(t))
+	id, signed, env := f.create()
+	hash := envelope.LeafHash(signed.GetLeaf())
+	f.append("server", &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskAssigned{TaskAssigned: &auditv1.TaskAssigned{
+		TaskId: id, Node: "n", AssignmentId: "a", JournalId: "j", SessionEpoch: 1, Generation: 1}}})
+	f.append("node", &auditv1.LogEntry{Entry: &auditv1.LogEntry_JournalChanged{JournalChanged: &auditv1.JournalChanged{
+		Node: "n", OldJournalId: "j", NewJournalId: "j2", Generation: 1}}})
+	f.append("server", &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskDecided{TaskDecided: &auditv1.TaskDecided{
+		TaskId: id, Node: "n", State: taskv1.TaskState_TASK_STATE_HELD, Reason: eventlog.ReasonJournalLost, Message: "look"}}})
+	for _, e := range []*taskv1.Event{
+		{Payload: &taskv1.Event_Accepted{Accepted: &taskv1.TaskAccepted{TaskId: id, LeafHash: hash[:], SignedLeaf: signed, Envelope: env}}},
+		{Payload: &taskv1.Event_Started{Started: &taskv1.TaskStarted{TaskId: id}}},
+	} {
+		f.frame(e)
+		if got := f.task(id).GetTask(); got.GetState() != taskv1.TaskState_TASK_STATE_HELD || got.GetReason() != eventlog.ReasonJournalLost {
+			t.Errorf("after %T the task is %s (%s), want it held for its lost journal", e.GetPayload(), got.GetState(), got.GetReason())
+		}
+	}
+	f.frame(&taskv1.Event{Payload: &taskv1.Event_Finished{Finished: &taskv1.TaskFinished{TaskId: id, State: taskv1.TaskState_TASK_STATE_SUCCEEDED}}})
+	if got := f.task(id).GetTask().GetState(); got != taskv1.TaskState_TASK_STATE_SUCCEEDED {
+		t.Errorf("a task that has ended there is %s, want SUCCEEDED", got)
+	}
+}
+
 func FuzzFrame(f *testing.F) {
 	fx := newFixture(f, pkitest.New(f))
 	id, signed, env := fx.create()

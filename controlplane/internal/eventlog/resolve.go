@@ -16,11 +16,15 @@ import (
 // longer has the journal that it was sent to.
 const ReasonJournalLost = "JOURNAL_LOST"
 
+// ReasonEventsLost is the reason of a task that is held because its node has
+// taken it and the events that say what became of it are gone.
+const ReasonEventsLost = "EVENTS_LOST"
+
 // reasonResolved is the reason of a task that a person settled.
 const reasonResolved = "RESOLVED"
 
 // resolved settles the task that a succeeded task.resolve names when the node
-// cannot say so itself: it has lost the journal that held it. A task that the
+// cannot say so itself: it has lost the journal that held it, or the events. A task that the
 // node still knows is settled by the node's own event.
 func (t *Tx) resolved(row *serverv1.TaskRow, event *taskv1.Event) error {
 	if row.GetTask().GetKind() != kindResolve || event.GetFinished().GetState() != taskv1.TaskState_TASK_STATE_SUCCEEDED {
@@ -38,7 +42,8 @@ func (t *Tx) resolved(row *serverv1.TaskRow, event *taskv1.Event) error {
 		return err
 	}
 	task := held.GetTask()
-	if task.GetState() != taskv1.TaskState_TASK_STATE_HELD || task.GetReason() != ReasonJournalLost ||
+	lost := task.GetReason() == ReasonJournalLost || task.GetReason() == ReasonEventsLost
+	if task.GetState() != taskv1.TaskState_TASK_STATE_HELD || !lost ||
 		task.GetNode() != row.GetTask().GetNode() || !bytes.Equal(task.GetLeafHash(), spec.GetLeafHash()) {
 		return nil
 	}
