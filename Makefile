@@ -41,6 +41,7 @@ test: build deb-all ## all suites that the repository requires
 crash: build ## kill every program at every crash point in every kind of task; about 20 minutes
 	$(MAKE) --no-print-directory deb GOTAGS=millwright_crash
 	$(GO) run ./test/crash
+	MILLWRIGHT_UNITS=10000 $(GO) test -count=1 -v -timeout 30m -run 'TestBoundaries/.*[Uu]nits' ./test/e2e/boundaries
 
 demo: build deb ## the main job, on real nodes; installs what it needs
 	$(GO) run ./test/demo

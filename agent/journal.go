@@ -40,13 +40,7 @@ func (j journal) Behind(context.Context, string, uint64) error {
 	return nil
 }
 
-func (n *node) head() (h state.Head, err error) {
-	err = n.store.View(func(tx *state.Tx) error {
-		h, err = tx.Head()
-		return err
-	})
-	return h, err
-}
+func (n *node) head() (state.Head, error) { return n.store.Head() }
 
 // files are the commands' files on the machine as the uploader uses them.
 type files struct{ machine *nodehost.Node }

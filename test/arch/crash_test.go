@@ -83,6 +83,7 @@ var pointless = map[string]string{
 
 	"agent/internal/state.Condemn": "state.commit is around it",
 	"agent/internal/state.Sweep":   "state.commit is around it, and a sweep that was cut off goes on an hour later",
+	"agent/internal/state.rescue":  "it writes a new file for a person to read; one that was not finished is made again",
 	"agent/internal/state.migrate": "one transaction; a test of the package opens the copy that is made before it",
 	"agent/internal/state.load":    "commit has the points of the mark; here it is raised to what is durable already",
 	"agent.Behind":                 "state.commit is around it",

@@ -107,7 +107,7 @@ func (a *app) journalCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&unfinished, "unfinished", false, "only tasks that have not ended")
 	cmd.Flags().Int32Var(&limit, "limit", 100, "at most so many, up to 1000")
 	a.outputFlag(cmd)
-	return group("journal", "Look at the node's journal", cmd, a.exportCmd())
+	return group("journal", "Look at the node's journal", cmd, a.exportCmd(), a.checkStateCmd(), a.repairStateCmd())
 }
 
 func (a *app) taskCmd() *cobra.Command {

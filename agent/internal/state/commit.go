@@ -75,6 +75,7 @@ func (s *Store) enqueue(c *change, closing bool) error {
 func (s *Store) commit(group []*change) {
 	var grown sizes
 	wrote := false
+	var last head
 	err := s.db.Update(func(btx *bolt.Tx) error {
 		for _, c := range group {
 			tx := newTx(btx, s.cfg)
@@ -95,6 +96,10 @@ func (s *Store) commit(group []*change) {
 		if !wrote {
 			return errNothing
 		}
+		var err error
+		if last, err = newTx(btx, s.cfg).head(); err != nil {
+			return err
+		}
 		crash.Point("state.commit.before")
 		return s.cfg.Guard(false)
 	})
@@ -104,7 +109,7 @@ func (s *Store) commit(group []*change) {
 	if err == nil {
 		crash.Point("state.commit.written")
 		err = errors.Join(s.raiseMark(), s.cfg.Guard(true))
-		s.grew(grown) // it is durable, whatever became of the mark
+		s.grew(grown, last.seq) // it is durable, whatever became of the mark
 	}
 	if err != nil {
 		for _, c := range group {

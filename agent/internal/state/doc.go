@@ -46,4 +46,13 @@
 // A state file that is missing or older than its mark is not taken for a first
 // start: a new journal begins, with a floor below which nothing is carried out,
 // and the old file, if there is one, is set aside and never deleted.
+//
+// # Damage
+//
+// A damaged page can make bbolt run in circles, ask for any amount of memory, or
+// fault in a goroutine of its own. So a file is looked at by another process, with
+// a limit of time and memory, before it is opened: first by a reader of pages that
+// trusts none of them, then by bbolt. [CheckCopy] and [RepairCopy] do the same with a
+// copy, for a person. What was repaired is for reading: the mark does not let an
+// agent go on from a file that lacks what was told.
 package state

@@ -35,15 +35,13 @@ func (s *Store) Export(emit func(*agentv1.JournalLine) error) error {
 // ExportFile is [Store.Export] of a state file that no agent has open, also of
 // one that was set aside. It works on a copy in the directory for temporary
 // files, takes no lock and changes nothing.
-func ExportFile(path string, emit func(*agentv1.JournalLine) error) (err error) {
-	dir, err := os.MkdirTemp("", "millwright-export-")
-	if err != nil {
-		return fmt.Errorf("make directory for a copy of %s: %w", path, err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	copied := filepath.Join(dir, dbName)
-	if err := copySettled(path, copied); err != nil {
-		return err
+func ExportFile(path string, emit func(*agentv1.JournalLine) error) error {
+	return withCopy(path, func(copied string) error { return exportCopy(copied, path, emit) })
+}
+
+func exportCopy(copied, path string, emit func(*agentv1.JournalLine) error) (err error) {
+	if err := checkStructure(copied); err != nil {
+		return fmt.Errorf("read %s: %w; millwrightd journal repair saves what can be read", path, err)
 	}
 	db, err := openBolt(copied, defaultLockTimeout, true)
 	if err != nil {

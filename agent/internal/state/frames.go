@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -164,9 +165,18 @@ func (tx *Tx) Acknowledge(seq uint64) error {
 // more than 1 MiB of them unless the first is larger. gap says that the frames
 // between after and the first one returned are gone for good.
 func (tx *Tx) Frames(after uint64, limit int) (frames [][]byte, gap bool, err error) {
+	return tx.frames(after, math.MaxUint64, limit)
+}
+
+// frames leaves out those that come after last.
+func (tx *Tx) frames(after, last uint64, limit int) (frames [][]byte, gap bool, err error) {
 	want, bytes := after+1, 0
 	err = tx.scan(bucketFrames, nil, number(want), func(k, v []byte) (bool, error) {
-		if seq := binary.BigEndian.Uint64(k); len(frames) == 0 && seq != want {
+		seq := binary.BigEndian.Uint64(k)
+		if seq > last {
+			return false, nil
+		}
+		if len(frames) == 0 && seq != want {
 			gap = true
 		}
 		if len(frames) == limit || len(frames) > 0 && bytes+len(v) > maxBatchBytes {
@@ -179,17 +189,19 @@ func (tx *Tx) Frames(after uint64, limit int) (frames [][]byte, gap bool, err er
 	return frames, gap, err
 }
 
-// NextFrames is [Tx.Frames], and waits until there are some.
+// NextFrames is [Tx.Frames] of those that are durable, and waits until there are
+// some. bbolt shows a commit to readers before it is on the disk, and what the
+// control plane has seen must outlive the node's power.
 func (s *Store) NextFrames(ctx context.Context, after uint64, limit int) (journalID string, frames [][]byte, gap bool, err error) {
 	for {
-		changed := s.appended()
+		changed, durable := s.appended()
 		err := s.View(func(tx *Tx) error {
 			meta, err := tx.Journal()
 			if err != nil {
 				return err
 			}
 			journalID = meta.GetJournalId()
-			frames, gap, err = tx.Frames(after, limit)
+			frames, gap, err = tx.frames(after, durable, limit)
 			return err
 		})
 		if err != nil || len(frames) > 0 {
@@ -210,16 +222,30 @@ func (s *Store) UnackedBytes() int64 {
 	return s.sizes.unacked
 }
 
-func (s *Store) appended() <-chan struct{} {
-	s.news.Lock()
-	defer s.news.Unlock()
-	return s.changed
+// Head is [Tx.Head] as far as it is durable.
+func (s *Store) Head() (h Head, err error) {
+	_, durable := s.appended()
+	err = s.View(func(tx *Tx) error {
+		h, err = tx.Head()
+		return err
+	})
+	h.LastSeq = min(h.LastSeq, durable)
+	h.FirstSeq = min(h.FirstSeq, h.LastSeq+1)
+	return h, err
 }
 
-func (s *Store) grew(d sizes) {
+func (s *Store) appended() (changed <-chan struct{}, durable uint64) {
+	s.news.Lock()
+	defer s.news.Unlock()
+	return s.changed, s.durable
+}
+
+// grew notes a commit that is durable, up to the frame last.
+func (s *Store) grew(d sizes, last uint64) {
 	s.news.Lock()
 	defer s.news.Unlock()
 	s.sizes.add(d)
+	s.durable = last
 	if d.frames > 0 {
 		close(s.changed)
 		s.changed = make(chan struct{})

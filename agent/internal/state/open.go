@@ -88,9 +88,10 @@ type Store struct {
 	busy   bool
 	closed bool
 
-	news    sync.Mutex    // guards changed and sizes
+	news    sync.Mutex    // guards changed, sizes and durable
 	changed chan struct{} // closed, and made anew, when frames were appended
 	sizes   sizes
+	durable uint64 // the last frame that is on the disk
 }
 
 // Open opens the state in cfg.Dir and begins a new journal where there is none
@@ -242,7 +243,11 @@ func firstHash(m *agentv1.JournalMeta) []byte {
 // load reads what is kept in memory and brings the mark up to the file.
 func (s *Store) load() error {
 	err := view(s.db, func(tx *Tx) error {
-		var err error
+		h, err := tx.head()
+		if err != nil {
+			return err
+		}
+		s.durable = h.seq
 		s.sizes, err = tx.sizes()
 		return err
 	})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -30,6 +31,9 @@ const (
 // Its arguments are inspect or full, the file, and how long to wait for whoever
 // holds it. It writes the facts to stdout and an error to stderr, for
 // [Verified], and returns the exit code.
+//
+// The word repair saves what it can into FILE.repaired, as [RepairFile] does, and
+// writes the [Rescue].
 func VerifyMain(args []string, stdout, stderr io.Writer) int {
 	f, err := verify(args)
 	if b, e := json.Marshal(f); e == nil {
@@ -52,21 +56,26 @@ func VerifyMain(args []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-func verify(args []string) (Facts, error) {
+func verify(args []string) (any, error) {
 	if len(args) != 3 || !filepath.IsAbs(args[1]) {
-		return Facts{}, errors.New("usage: verify-state inspect|full FILE WAIT")
+		return Facts{}, errors.New("usage: verify-state inspect|full|repair FILE WAIT")
 	}
 	wait, err := time.ParseDuration(args[2])
 	if err != nil {
 		return Facts{}, fmt.Errorf("verify-state: %w", err)
+	}
+	if err := limitMemory(args[1]); err != nil {
+		return Facts{}, err
 	}
 	switch args[0] {
 	case "inspect":
 		return InspectFile(args[1], wait)
 	case "full":
 		return CheckFile(args[1], wait)
+	case "repair":
+		return RepairFile(args[1], args[1]+repaired)
 	}
-	return Facts{}, fmt.Errorf("verify-state %s: want inspect or full", strconv.Quote(args[0]))
+	return Facts{}, fmt.Errorf("verify-state %s: want inspect, full or repair", strconv.Quote(args[0]))
 }
 
 // VerifyWithin bounds a process that looks at a state file. A file that takes
@@ -82,7 +91,55 @@ func InAnotherProcess(run func(context.Context, child.Spec) (child.Result, error
 	}
 }
 
-// VerifySpec is the process that looks at path; how is inspect or full.
+// repaired is what is added to the name of a copy for what was saved of it.
+const repaired = ".repaired"
+
+// CheckCopy looks at a copy of the state file at path, all of it, in another
+// process, as [CheckFile] does. The file is neither locked nor changed.
+func CheckCopy(ctx context.Context, run func(context.Context, child.Spec) (child.Result, error), executable, path string) (f Facts, err error) {
+	err = withCopy(path, func(copied string) error {
+		r, err := run(ctx, VerifySpec(executable, "full", copied, defaultLockTimeout))
+		f, err = Verified(r, err)
+		return err
+	})
+	return f, err
+}
+
+// RepairCopy saves what another process can read of a copy of the state file at
+// path, as [RepairFile] does, into a new file at out, which must not exist.
+func RepairCopy(ctx context.Context, run func(context.Context, child.Spec) (child.Result, error), executable, path, out string) (*Rescue, error) {
+	if _, err := os.Lstat(out); err == nil {
+		return nil, fmt.Errorf("repair %s into %s: %w; name a file that is not there", path, out, os.ErrExist)
+	}
+	rescue := new(Rescue)
+	err := withCopy(path, func(copied string) error {
+		r, err := run(ctx, VerifySpec(executable, "repair", copied, defaultLockTimeout))
+		if err := verified(r, err, &rescue); err != nil {
+			return err
+		}
+		return copyFile(copied+repaired, out)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return rescue, syncDir(filepath.Dir(out))
+}
+
+// withCopy calls do with a copy of a state file that is gone afterwards.
+func withCopy(path string, do func(copied string) error) (err error) {
+	dir, err := os.MkdirTemp("", "millwright-state-")
+	if err != nil {
+		return fmt.Errorf("make directory for a copy of %s: %w", path, err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	copied := filepath.Join(dir, dbName)
+	if err := copySettled(path, copied); err != nil {
+		return err
+	}
+	return do(copied)
+}
+
+// VerifySpec is the process that looks at path; how is inspect, full or repair.
 func VerifySpec(executable, how, path string, wait time.Duration) child.Spec {
 	return child.Spec{
 		Argv: []string{executable, "verify-state", how, path, wait.String()}, Timeout: VerifyWithin, Key: "verify-state " + path,
@@ -93,34 +150,39 @@ func VerifySpec(executable, how, path string, wait time.Duration) child.Spec {
 // and the error. A process that died on the file makes it damaged; one that
 // lacked memory or was killed says nothing about the file.
 func Verified(r child.Result, err error) (f Facts, _ error) {
+	err = verified(r, err, &f)
+	return f, err
+}
+
+func verified(r child.Result, err error, into any) error {
 	var signal *child.SignalError
 	if errors.As(err, &signal) && isFault(signal.Signal) {
-		return f, fmt.Errorf("%w: the process that read it died: %s", ErrDamaged, signal)
+		return fmt.Errorf("%w: the process that read it died: %s", ErrDamaged, signal)
 	}
 	if err != nil {
-		return f, fmt.Errorf("look at the state file in another process: %w", err)
+		return fmt.Errorf("look at the state file in another process: %w", err)
 	}
 	said := string(r.Stderr)
 	switch r.ExitCode {
 	case exitSound, exitDamaged:
-		if e := json.Unmarshal(r.Stdout, &f); e != nil {
-			return f, fmt.Errorf("look at the state file in another process: its answer: %w", e)
+		if e := json.Unmarshal(r.Stdout, into); e != nil {
+			return fmt.Errorf("look at the state file in another process: its answer: %w", e)
 		}
 		if r.ExitCode == exitDamaged {
-			return f, as(ErrDamaged, said)
+			return as(ErrDamaged, said)
 		}
-		return f, nil
+		return nil
 	case exitDied:
 		if starved(said) {
-			return f, fmt.Errorf("look at the state file in another process: %s", firstLine(said))
+			return fmt.Errorf("look at the state file in another process: %s", firstLine(said))
 		}
-		return f, fmt.Errorf("%w: the process that read it died: %s", ErrDamaged, firstLine(said))
+		return fmt.Errorf("%w: the process that read it died: %s", ErrDamaged, firstLine(said))
 	case exitLocked:
-		return f, as(ErrLocked, said)
+		return as(ErrLocked, said)
 	case exitNewer:
-		return f, as(ErrNewerSchema, said)
+		return as(ErrNewerSchema, said)
 	}
-	return f, child.ParseError(said)
+	return child.ParseError(said)
 }
 
 // starved reports whether a Go program ended for want of memory or threads.
