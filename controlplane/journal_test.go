@@ -272,7 +272,7 @@ func TestTaskThatWasAcceptedInAGap(t *testing.T) {
 	leaf.Spec = must(proto.Marshal(&taskv1.ResolveSpec{TaskId: id, LeafHash: task.GetLeafHash(), As: taskv1.ResolveAs_RESOLVE_AS_ABANDON}))(t)
 	resolve := w.create(leaf)[0].GetId()
 	h.accept(h.assignment(resolve))
-	h.run(resolve)
+	h.finish(resolve, taskv1.TaskState_TASK_STATE_REFUSED) // it has ended there
 	w.waitState(id, taskv1.TaskState_TASK_STATE_ABANDONED)
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -787,6 +788,51 @@ func TestClosed(t *testing.T) {
 	if err := s.View(func(*state.Tx) error { return nil }); !errors.Is(err, state.ErrClosed) {
 		t.Errorf("View after Close = %v, want ErrClosed", err)
 	}
+}
+
+// TestCloseWhenTheLastCommitFails has the commit fail that Close shares with a
+// change that was in line before it.
+func TestCloseWhenTheLastCommitFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir, clock := t.TempDir(), &fakeClock{now: t0}
+		guarded, full, commits := make(chan error), errors.New("the disk is full"), 0
+		cfg := config(dir, clock)
+		armed := false
+		cfg.Guard = func(written bool) error {
+			if written || !armed {
+				return nil
+			}
+			commits++
+			return <-guarded
+		}
+		s, err := state.Open(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		armed = true
+		var wg sync.WaitGroup
+		var shared, closed error
+		for _, do := range []func(){
+			func() { _ = s.Update(appendEvent("a")) },
+			func() { shared = s.Update(appendEvent("b")) },
+			func() { closed = s.Close() },
+		} {
+			wg.Go(do)
+			synctest.Wait() // each is in line, or in its commit, before the next comes
+		}
+		guarded <- nil
+		guarded <- full
+		wg.Wait()
+		if commits != 2 || !errors.Is(shared, full) {
+			t.Errorf("%d commits, and the change that Close was behind has %v; want 2 and %v", commits, shared, full)
+		}
+		if closed != nil {
+			t.Errorf("Close() = %v, want nil: the change was not its own", closed)
+		}
+		again := config(dir, clock)
+		again.JustJoined = false
+		open(t, again) // fails when the file is still locked
+	})
 }
 
 func BenchmarkUpdate(b *testing.B) {

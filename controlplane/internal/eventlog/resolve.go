@@ -26,8 +26,13 @@ const reasonResolved = "RESOLVED"
 // resolved settles the task that a succeeded task.resolve names when the node
 // cannot say so itself: it has lost the journal that held it, or the events. A task that the
 // node still knows is settled by the node's own event.
+//
+// A task that has ended on its node is not settled there: the node refuses the
+// word. That its events are lost is known here alone, so that giving it up is.
 func (t *Tx) resolved(row *serverv1.TaskRow, event *taskv1.Event) error {
-	if row.GetTask().GetKind() != kindResolve || event.GetFinished().GetState() != taskv1.TaskState_TASK_STATE_SUCCEEDED {
+	done := event.GetFinished().GetState() == taskv1.TaskState_TASK_STATE_SUCCEEDED
+	refused := event.GetFinished().GetState() == taskv1.TaskState_TASK_STATE_REFUSED
+	if row.GetTask().GetKind() != kindResolve || !done && !refused {
 		return nil
 	}
 	spec := &taskv1.ResolveSpec{}
@@ -42,7 +47,8 @@ func (t *Tx) resolved(row *serverv1.TaskRow, event *taskv1.Event) error {
 		return err
 	}
 	task := held.GetTask()
-	lost := task.GetReason() == ReasonJournalLost || task.GetReason() == ReasonEventsLost
+	lost := done && task.GetReason() == ReasonJournalLost || task.GetReason() == ReasonEventsLost &&
+		(done || spec.GetAs() == taskv1.ResolveAs_RESOLVE_AS_ABANDON)
 	if task.GetState() != taskv1.TaskState_TASK_STATE_HELD || !lost ||
 		task.GetNode() != row.GetTask().GetNode() || !bytes.Equal(task.GetLeafHash(), spec.GetLeafHash()) {
 		return nil
