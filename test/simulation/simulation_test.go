@@ -43,6 +43,7 @@ func TestSchedules(t *testing.T) {
 	case *seed != 0:
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 		out := play(t, newTemplate(t, shm(t)), *seed, func(s string) { t.Log(s) })
+		t.Logf("history %s", out.Hash)
 		report(t, out)
 	case *worker:
 		work(t)
@@ -129,7 +130,7 @@ func report(t *testing.T, out outcome) {
 		t.Errorf("seed %d: %s", out.Seed, b)
 	}
 	if len(out.Broken) > 0 {
-		t.Errorf("to see it: go test ./test/simulation -run TestSchedules -seed %d -v", out.Seed)
+		t.Errorf("to see it: go test ./test/simulation -run TestSchedules -seed %d -v; it is the same schedule if it says: history %s", out.Seed, out.Hash)
 	}
 }
 
@@ -137,7 +138,7 @@ func report(t *testing.T, out outcome) {
 func playShare(t *testing.T, first uint64, n int) (out []outcome) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestSchedules$", "-test.timeout", "0", "-worker",
 		"-from", strconv.FormatUint(first, 10), "-seeds", strconv.Itoa(n))
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400")
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400", "GODEBUG=asyncpreemptoff=1")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
@@ -181,8 +182,9 @@ func TestSameSeedSameHistory(t *testing.T) {
 			differ++
 		}
 	}
-	// Where two cases of a select are ready at the same moment, as the end of a
-	// stream and an acknowledgement, Go's own dice decide.
+	// About one in a hundred differs, and more the busier the machine is: the
+	// order in which goroutines of one reaction run is the scheduler's, which takes
+	// the processor from one that is long in a system call.
 	if differ > n/20 {
 		t.Errorf("%d of %d seeds have two histories", differ, n)
 	}
