@@ -167,7 +167,30 @@ func (k *Kind) DecodeSpec(revision uint32, b []byte) (proto.Message, error) {
 	if err := strict.Unmarshal(b, m); err != nil {
 		return nil, fmt.Errorf("decode spec of %s: %w", k.Kind, err)
 	}
+	if least, field := k.needs(m); least > revision {
+		return nil, fmt.Errorf("decode spec of %s: %s is a field of revision %d, and the task is of revision %d: sign it as revision %d, or leave the field out",
+			k.Kind, field, least, revision, least)
+	}
 	return m, nil
+}
+
+// Needs returns the lowest revision of the kind that has all that spec says, so
+// that nodes with an older agent take what they can carry out.
+func (k *Kind) Needs(spec proto.Message) uint32 {
+	least, _ := k.needs(spec)
+	return least
+}
+
+// needs returns that revision, and the field that asks for it.
+func (k *Kind) needs(spec proto.Message) (least uint32, field protoreflect.Name) {
+	least = 1
+	spec.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		if since := k.Since[f.Name()]; since > least {
+			least, field = since, f.Name()
+		}
+		return true
+	})
+	return least, field
 }
 
 // Validate reports every problem of spec as [Problems].
@@ -207,7 +230,7 @@ func (r *Registry) Plan(ctx context.Context, h host.Reader, k *Kind, spec proto.
 	if err != nil {
 		return nil, err
 	}
-	out := &taskv1.Plan{Kind: k.Kind, Revision: k.Revision, Impact: k.Impact}
+	out := &taskv1.Plan{Kind: k.Kind, Revision: k.Needs(spec), Impact: k.Impact}
 	if len(p.Steps) == 0 {
 		out.Impact = nil
 	}

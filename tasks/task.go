@@ -15,6 +15,7 @@ import (
 	"errors"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -130,6 +131,9 @@ type Info struct {
 	Kind string
 	// Revision is the newest revision of its spec.
 	Revision uint32
+	// Since names the fields of the spec that came after revision 1, and the
+	// revision that brought each. A task of a lower revision must not set it.
+	Since map[protoreflect.Name]uint32
 	// Class is state or action.
 	Class Class
 	// Impact is the disturbance that it may cause.

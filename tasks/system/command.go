@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	systemv1 "github.com/gpuaas/millwright/proto/millwright/system/v1"
@@ -42,7 +43,8 @@ var (
 // CommandInfo describes system.command.
 func CommandInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "system.command", Revision: 1, Class: tasks.Action,
+		Kind: "system.command", Revision: 2, Class: tasks.Action,
+		Since:   map[protoreflect.Name]uint32{"stop_grace": 2},
 		Summary: "run one program once, without a shell",
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	systemv1 "github.com/gpuaas/millwright/proto/millwright/system/v1"
@@ -98,4 +99,32 @@ func FuzzReboot(f *testing.F) {
 func FuzzCommand(f *testing.F) {
 	tasktest.FuzzValidate(f, all.Registry(), "system.command",
 		&systemv1.CommandSpec{Argv: []string{"/bin/true", "x"}, Environment: env("A=1"), User: "nobody", Timeout: durationpb.New(time.Second)})
+}
+
+// TestNewerField asks for the revision that brought a field only where the field
+// is set: an agent of revision 1 takes all other commands.
+func TestNewerField(t *testing.T) {
+	kind, err := all.Registry().Kind("system.command")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := &systemv1.CommandSpec{Argv: []string{"/bin/true"}, Timeout: durationpb.New(time.Minute)}
+	grown := &systemv1.CommandSpec{Argv: []string{"/bin/true"}, StopGrace: durationpb.New(time.Minute)}
+	if o, g := kind.Needs(old), kind.Needs(grown); o != 1 || g != 2 {
+		t.Errorf("they need the revisions %d and %d, want 1 and 2", o, g)
+	}
+	for _, tc := range []struct {
+		spec     *systemv1.CommandSpec
+		revision uint32
+		want     string
+	}{{old, 1, ""}, {old, 2, ""}, {grown, 2, ""}, {grown, 1, "stop_grace is a field of revision 2"}} {
+		b, err := proto.Marshal(tc.spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = kind.DecodeSpec(tc.revision, b)
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%v as revision %d: %v, want %q", tc.spec, tc.revision, err, tc.want)
+		}
+	}
 }

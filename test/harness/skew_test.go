@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/gpuaas/millwright/controlplane"
 	"github.com/gpuaas/millwright/pki/envelope"
@@ -27,7 +29,7 @@ func newer() *tasks.Registry {
 	r := tasks.NewRegistry()
 	step.Register(r)
 	command, mount := system.CommandInfo(), storage.MountInfo()
-	command.Revision, mount.Revision = 2, 2
+	command.Revision, mount.Revision = 3, 3
 	tasks.Add(r, command, system.Command{})
 	tasks.Add(r, mount, storage.Mount{})
 	return r
@@ -37,11 +39,13 @@ func newer() *tasks.Registry {
 func older() *tasks.Registry {
 	r := tasks.NewRegistry()
 	step.Register(r)
-	tasks.Add(r, system.CommandInfo(), system.Command{})
+	command := system.CommandInfo()
+	command.Revision = 1
+	tasks.Add(r, command, system.Command{})
 	return r
 }
 
-func grown(l *taskv1.TaskLeaf) { l.Revision = 2 }
+func grown(l *taskv1.TaskLeaf) { l.Revision = 3 }
 
 // TestServerFirst updates the server before the agents, as the order is: what an
 // agent lacks is refused before it is stored, and what it has goes on.
@@ -64,7 +68,11 @@ func TestServerFirst(t *testing.T) {
 		says     []string
 	}{
 		"kind":     {"storage.mount", bind(), 1, []string{"storage.mount", "update it"}},
-		"revision": {"system.command", command("/usr/bin/true"), 2, []string{"up to revision 1", "update its agent"}},
+		"revision": {"system.command", command("/usr/bin/true"), 3, []string{"up to revision 1", "update its agent"}},
+		"field": {
+			"system.command", &systemv1.CommandSpec{Argv: []string{"/usr/bin/true"}, StopGrace: durationpb.New(time.Minute)}, 2,
+			[]string{"up to revision 1", "update its agent"},
+		},
 	} {
 		_, err := c.Tasks.CreateTasks(t.Context(), sign(t, c, n, one.kind, one.revision, one.spec))
 		if status.Code(err) != codes.FailedPrecondition {

@@ -180,7 +180,7 @@ func (a *app) resolveLeaf(t *taskv1.Task, how taskv1.ResolveAs, reason string) (
 		return nil, err
 	}
 	return &taskv1.TaskLeaf{
-		TaskId: id, Node: t.GetNode(), Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind.Kind, Revision: kind.Revision,
+		TaskId: id, Node: t.GetNode(), Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind.Kind, Revision: kind.Needs(spec),
 		Spec: b, Project: t.GetProject(), Reason: reason,
 	}, nil
 }

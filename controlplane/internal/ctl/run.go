@@ -175,7 +175,7 @@ func (o *runOptions) leaf(kind *tasks.Kind, spec proto.Message) (*taskv1.TaskLea
 		return nil, fmt.Errorf("encode spec of %s: %w", kind.Kind, err)
 	}
 	leaf := &taskv1.TaskLeaf{
-		Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind.Kind, Revision: kind.Revision, Spec: b,
+		Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind.Kind, Revision: kind.Needs(spec), Spec: b,
 		AllowedImpact: impact, Project: o.project, Labels: pairs, Reason: o.reason,
 	}
 	if o.plan {
