@@ -7,3 +7,24 @@ func Conflict(a, b tasks.Lock) bool {
 	_, _, ok := conflict([]tasks.Lock{a}, []tasks.Lock{b})
 	return ok
 }
+
+// LockTurns asks for locks in turn, ends the one that is numbered at each step,
+// and returns which have their locks after each.
+func LockTurns(asked []tasks.Lock, end []int) (held [][]int) {
+	l := newLockTable()
+	var grants []*grant
+	for _, k := range asked {
+		grants = append(grants, l.request("", []tasks.Lock{k}, false))
+	}
+	for _, e := range end {
+		l.release(grants[e])
+		var now []int
+		for i, g := range grants {
+			if g.held {
+				now = append(now, i)
+			}
+		}
+		held = append(held, now)
+	}
+	return held
+}

@@ -3,6 +3,8 @@ package executor_test
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpuaas/millwright/agent/internal/executor"
 	"github.com/gpuaas/millwright/tasks"
 )
@@ -35,5 +37,17 @@ func TestConflict(t *testing.T) {
 				t.Errorf("%v and %v: conflict = %v, want %v", pair[0], pair[1], got, tc.want)
 			}
 		}
+	}
+}
+
+// TestLockFairness lets no stream of shared requests starve an exclusive one:
+// those that asked after it wait for its end.
+func TestLockFairness(t *testing.T) {
+	s, x := tasks.Lock{Name: "a", Shared: true}, tasks.Lock{Name: "a"}
+	got := executor.LockTurns([]tasks.Lock{s, s, x, s, s, x}, []int{0, 1, 2, 3, 4})
+	// Who was given the locks so far, those that have ended among them.
+	want := [][]int{{0, 1}, {0, 1, 2}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4, 5}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("given (-want +got):\n%s", diff)
 	}
 }
