@@ -6,3 +6,6 @@ import bolt "go.etcd.io/bbolt"
 func Migrate(db *bolt.DB, more ...func(*bolt.Tx) error) error {
 	return migrate(db, append(migrations[:len(migrations):len(migrations)], more...))
 }
+
+// LimitSelf bounds this process as the one that looks at a state file.
+var LimitSelf = limitSelf

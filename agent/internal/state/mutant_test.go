@@ -29,6 +29,8 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case "verify-state":
 			os.Exit(state.VerifyMain(os.Args[2:], os.Stdout, os.Stderr))
+		case "hungry-state":
+			os.Exit(hungry(os.Args[2], os.Args[3]))
 		case "open-state":
 			os.Exit(openState(os.Args[2]))
 		}

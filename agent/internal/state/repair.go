@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 
 	bolt "go.etcd.io/bbolt"
-	"golang.org/x/sys/unix"
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 )
@@ -134,17 +133,6 @@ func (r *Rescue) fill(tx *bolt.Tx, in *os.File, meta boltMeta) error {
 		return nil
 	}
 	return errors.Join(p.walk(), failed)
-}
-
-// limitMemory keeps a process that reads a damaged file from taking the memory of
-// the node: a length that was flipped may ask for any amount.
-func limitMemory(path string) error {
-	const enough = 512 << 20 // the runtime maps 64 MiB at a time
-	limit := uint64(enough + 2*fileSize(path))
-	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
-		return fmt.Errorf("limit memory to %d bytes: %w", limit, err)
-	}
-	return nil
 }
 
 // Mark returns the high-water mark in a state directory, nil when there is none.

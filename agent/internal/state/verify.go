@@ -35,7 +35,7 @@ const (
 // The word repair saves what it can into FILE.repaired, as [RepairFile] does, and
 // writes the [Rescue].
 func VerifyMain(args []string, stdout, stderr io.Writer) int {
-	f, err := verify(args)
+	f, err := verify(args, stderr)
 	if b, e := json.Marshal(f); e == nil {
 		_, _ = stdout.Write(b) // whoever does not get it says so
 	}
@@ -56,7 +56,7 @@ func VerifyMain(args []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-func verify(args []string) (any, error) {
+func verify(args []string, stderr io.Writer) (any, error) {
 	if len(args) != 3 || !filepath.IsAbs(args[1]) {
 		return Facts{}, errors.New("usage: verify-state inspect|full|repair FILE WAIT")
 	}
@@ -64,7 +64,7 @@ func verify(args []string) (any, error) {
 	if err != nil {
 		return Facts{}, fmt.Errorf("verify-state: %w", err)
 	}
-	if err := limitMemory(args[1]); err != nil {
+	if err := limitSelf(args[1], verifyCPU, stderr); err != nil {
 		return Facts{}, err
 	}
 	switch args[0] {
@@ -147,8 +147,9 @@ func VerifySpec(executable, how, path string, wait time.Duration) child.Spec {
 }
 
 // Verified turns what a process with [VerifyMain] left behind into the facts
-// and the error. A process that died on the file makes it damaged; one that
-// lacked memory or was killed says nothing about the file.
+// and the error. A process that died on the file, or asked for more memory or
+// processor time than a sound file needs, makes it damaged; one that lacked a
+// little memory or was killed says nothing about the file.
 func Verified(r child.Result, err error) (f Facts, _ error) {
 	err = verified(r, err, &f)
 	return f, err
@@ -173,7 +174,7 @@ func verified(r child.Result, err error, into any) error {
 		}
 		return nil
 	case exitDied:
-		if starved(said) {
+		if starved(said) && !askedTooMuch(said) {
 			return fmt.Errorf("look at the state file in another process: %s", firstLine(said))
 		}
 		return fmt.Errorf("%w: the process that read it died: %s", ErrDamaged, firstLine(said))
