@@ -20,6 +20,7 @@ import (
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/all"
 )
 
 var t0 = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -128,8 +129,12 @@ func assignment(id, kind string, spec proto.Message, change ...func(*taskv1.Task
 	if err != nil {
 		panic(err)
 	}
+	revision := uint32(1)
+	if k, err := all.Registry().Kind(kind); err == nil {
+		revision = k.Needs(spec)
+	}
 	leaf := &taskv1.TaskLeaf{
-		TaskId: id, Node: "gpu-001", Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind, Revision: 1, Spec: b,
+		TaskId: id, Node: "gpu-001", Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind, Revision: revision, Spec: b,
 		AllowedImpact: []taskv1.Impact{taskv1.Impact_IMPACT_SERVICE_RESTART, taskv1.Impact_IMPACT_REBOOT},
 	}
 	for _, f := range change {
