@@ -101,6 +101,10 @@ var required = []suite{
 		packages: []string{"./test/e2e/journal_lost"}, timeout: 10 * time.Minute, parallel: 1,
 	},
 	{
+		name: "e2e/safe_mode", about: "a state that is locked: a session and no work; one that is damaged: set aside, held, never run again",
+		packages: []string{"./test/e2e/safe_mode"}, timeout: 10 * time.Minute,
+	},
+	{
 		name: "powerloss", about: "the power cut after every system call of agent, shim and server: nothing that was told is lost",
 		packages: []string{"./test/powerloss"}, timeout: 10 * time.Minute, show: "TestPowerLoss",
 	},
