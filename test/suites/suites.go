@@ -73,7 +73,7 @@ var required = []suite{
 		packages: []string{"./test/crash"}, timeout: 5 * time.Minute,
 	},
 	{
-		name: "e2e/boundaries", about: "bus and systemd fail in the middle; lost adoption, foreign units, 10,000 units",
+		name: "e2e/boundaries", about: "bus and systemd fail in the middle; lost adoption, foreign units, 1,000 units leave no pile",
 		packages: []string{"./test/e2e/boundaries"}, timeout: 30 * time.Minute, show: "TestBoundaries/many_units",
 	},
 	{
@@ -99,6 +99,10 @@ var required = []suite{
 	{
 		name: "e2e/journal_lost", about: "a journal deleted or rolled back: held and told, never run again",
 		packages: []string{"./test/e2e/journal_lost"}, timeout: 10 * time.Minute, parallel: 1,
+	},
+	{
+		name: "e2e/control", about: "a reboot by a task and its budget, a stubborn command, a queue for a lock, held tasks settled",
+		packages: []string{"./test/e2e/control"}, timeout: 10 * time.Minute,
 	},
 	{
 		name: "e2e/safe_mode", about: "a state that is locked: a session and no work; one that is damaged: set aside, held, never run again",
