@@ -165,6 +165,46 @@ func TestNewestStreamWins(t *testing.T) {
 	h.assignment(id)
 }
 
+// What was meant for another session is late, however right it is by itself.
+func TestMessagesOfAnotherSessionCountForNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	h := w.join("n1")
+	h.credits = 2
+	h.connect()
+	h.connect()
+	tasks := w.create(w.leaf("n1"), w.leaf("n1"), w.leaf("n1"))
+	running, sent, queued := tasks[0].GetId(), tasks[1].GetId(), tasks[2].GetId()
+	h.accept(h.assignment(running))
+	assigned := h.assignment(sent)
+	h.emit(finished(running, taskv1.TaskState_TASK_STATE_SUCCEEDED))
+	epoch := h.epoch
+	for _, other := range []uint64{0, epoch - 1, epoch + 1} {
+		h.epoch = other
+		h.sendFrames(false, h.frames[len(h.frames)-1])
+		h.answer(assigned, &agentv1.AssignmentAnswer{Answer: &agentv1.AssignmentAnswer_Deferred{Deferred: &agentv1.Deferred{Reason: "LATE"}}})
+		h.send(&agentv1.SessionRequest{Message: &agentv1.SessionRequest_Credits{Credits: &agentv1.Credits{Credits: 9}}})
+		h.send(&agentv1.SessionRequest{Message: &agentv1.SessionRequest_Heartbeat{Heartbeat: &agentv1.Heartbeat{
+			HasConditions: true, Conditions: []*taskv1.Condition{{Type: "Late"}}}}})
+	}
+	h.epoch = epoch
+	h.none("an assignment beyond the credits", func(m *agentv1.SessionResponse) bool { return m.GetAssignment() != nil })
+	for id, want := range map[string]taskv1.TaskState{
+		running: taskv1.TaskState_TASK_STATE_ACCEPTED, sent: taskv1.TaskState_TASK_STATE_ASSIGNED, queued: taskv1.TaskState_TASK_STATE_QUEUED,
+	} {
+		if got := w.task(id).GetState(); got != want {
+			t.Errorf("a message of another session made a task %s, want %s", got, want)
+		}
+	}
+	if c := condition(w.node("n1").GetConditions(), "Late"); c != nil {
+		t.Errorf("a heartbeat of another session is shown: %v", c)
+	}
+	h.flush(h.lastSeq())
+	if got := w.task(running).GetState(); got != taskv1.TaskState_TASK_STATE_SUCCEEDED {
+		t.Errorf("in its own session the same frame leaves the task %s", got)
+	}
+}
+
 func TestTerminalStatesNeverChange(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -144,7 +144,7 @@ func serverMutants() []mutant {
 	return []mutant{
 		{
 			name: "session-epoch-on-the-server", guards: "the server ignores what an older session says",
-			file: "./controlplane/internal/dispatch/session.go", judge: []string{server}, run: "Session|Epoch|Hostile|Journal",
+			file: "./controlplane/internal/dispatch/session.go", judge: []string{server}, run: "AnotherSession|ProtocolErrors",
 			old: "\t\tif m.GetSessionEpoch() != s.epoch {", new: "\t\tif false {",
 		},
 		{
