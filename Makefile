@@ -55,7 +55,7 @@ demo-down: ## end the demo that was kept running
 bench: ## the figures that can be measured here
 	$(GO) test -run '^$$' -bench . -benchtime 2s ./agent/internal/state/... ./controlplane ./controlplane/internal/store/...
 
-mutants: ## take away each guard in turn; the tests must notice
+mutants: build ## take away each guard in turn; the tests must notice
 	$(GO) run ./test/mutants
 
 soak: build deb ## kill agent, shim and server at random, KILLS times

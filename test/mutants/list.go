@@ -113,7 +113,7 @@ func durableMutants() []mutant {
 		},
 		{
 			name: "directory-fsync", guards: "a new state file is there after a power loss",
-			file: state + "/open.go", judge: []string{"./test/powerloss"}, slow: true,
+			file: state + "/open.go", judge: []string{"./test/powerloss"}, packaged: true,
 			old: "\tif err := syncDir(s.cfg.Dir); err != nil {\n\t\treturn err\n\t}\n", new: "",
 		},
 		{

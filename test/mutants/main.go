@@ -40,8 +40,9 @@ type mutant struct {
 	// judge are the packages whose tests must fail, and run which of them.
 	judge []string
 	run   string
-	// slow judges take minutes.
-	slow bool
+	// packaged judges test the programs that are packaged: these are built
+	// without the guard too, and with it again afterwards. They take longer.
+	packaged bool
 }
 
 // changed is the content of the file without the guard.
@@ -73,7 +74,7 @@ func (m mutant) overlay(root, dir string) (string, error) {
 }
 
 func (m mutant) time() time.Duration {
-	if m.slow {
+	if m.packaged {
 		return slowTime
 	}
 	return quickTime
@@ -118,13 +119,36 @@ func judgement(out string, err error) verdict {
 func (m mutant) ask(ctx context.Context, root, overlay string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.time()+compileTime)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", m.args()...)
+	if m.packaged {
+		if out, err := command(ctx, root, overlay, "make", "-s", "deb").CombinedOutput(); err != nil {
+			return string(out) + "[build failed]", fmt.Errorf("build the packages: %w", err)
+		}
+	}
+	out, err := command(ctx, root, overlay, "go", m.args()...).CombinedOutput()
+	return string(out), err
+}
+
+func command(ctx context.Context, root, overlay, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = root
 	if overlay != "" {
 		cmd.Env = append(os.Environ(), "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -overlay="+overlay))
 	}
-	out, err := cmd.CombinedOutput()
-	return string(out), err
+	return cmd
+}
+
+// restore builds what was packaged without the guard with it again, also when
+// the run was interrupted.
+func (m mutant) restore(ctx context.Context, root string) error {
+	if !m.packaged {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), compileTime)
+	defer cancel()
+	if out, err := command(ctx, root, "", "make", "-s", "deb").CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: dist holds packages without the guard; run make deb: %w\n%s", m.name, err, out)
+	}
+	return nil
 }
 
 func main() {
@@ -192,6 +216,9 @@ func (m mutant) try(ctx context.Context, root, dir string, good map[string]bool)
 		good[key] = true
 	}
 	said, failed := m.ask(ctx, root, overlay)
+	if err := m.restore(ctx, root); err != nil {
+		return "", "", err
+	}
 	if ctx.Err() != nil {
 		return "", "", ctx.Err()
 	}
