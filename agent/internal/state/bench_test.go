@@ -2,6 +2,7 @@ package state_test
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -84,5 +86,60 @@ func BenchmarkInspect(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// BenchmarkStart is what it takes to open the state as the agent does when it
+// starts, with the look at the file by another process, by the number of done
+// tasks in its history, all of them acknowledged. The floor is that of a node
+// that never had a task; "x" is how much longer it takes than with 1,000. It
+// grows with the file, since the structure is followed and all of it read at any
+// size, and bbolt looks for its free pages.
+func BenchmarkStart(b *testing.B) {
+	thousand := 0.0
+	for _, n := range []int{0, 1_000, 100_000} {
+		cfg := config(b.TempDir(), &fakeClock{now: t0})
+		exe, err := os.Executable()
+		if err != nil {
+			b.Fatal(err)
+		}
+		runner := child.New(child.Config{Logger: slog.New(slog.DiscardHandler)})
+		cfg.Inspect = state.InAnotherProcess(runner.Run, exe)
+		s, err := state.Open(b.Context(), cfg)
+		if err != nil {
+			b.Fatal(err)
+		}
+		fill(b, s, n)
+		want, err := s.Head()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := s.Update(func(tx *state.Tx) error { return tx.Acknowledge(want.LastSeq) }); err != nil {
+			b.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			b.Fatal(err)
+		}
+		b.Run(fmt.Sprintf("%d-tasks", n), func(b *testing.B) {
+			for b.Loop() {
+				s, err := state.Open(b.Context(), cfg)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if got, err := s.Head(); err != nil || got.JournalID != want.JournalID || got.LastSeq != want.LastSeq {
+					b.Fatalf("opened %v, %v, want %v", got, err, want)
+				}
+				if err := s.Close(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			took := b.Elapsed().Seconds() / float64(b.N)
+			if n == 1_000 {
+				thousand = took
+			}
+			if n > 0 && thousand > 0 {
+				b.ReportMetric(took/thousand, "x")
+			}
+		})
 	}
 }
