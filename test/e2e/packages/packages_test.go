@@ -138,6 +138,7 @@ func TestUpgradeRemoveAndPurge(t *testing.T) {
 	if _, err := c.WaitState(t.Context(), ids[0], limit, taskv1.TaskState_TASK_STATE_SUCCEEDED); err != nil {
 		t.Error(err)
 	}
+	c.Gone("n1", "its agent is removed and purged")
 	testbedtest.Exec(t, n, "dpkg", "--remove", "millwright-agent")
 	if state := property(t, n, "millwrightd.service", "ActiveState"); state == "active" {
 		t.Error("the agent runs after its package was removed")
