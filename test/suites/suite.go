@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"maps"
 	"os/exec"
+	"slices"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -30,13 +30,16 @@ type suite struct {
 type result struct {
 	suite                   string
 	passed, failed, skipped int
-	took                    time.Duration
+	took, limit             time.Duration
 	err                     error
+	notRun                  bool // its turn never came
 }
 
 // verdict is ok, or the reason why not.
 func (r result) verdict() string {
 	switch {
+	case r.notRun:
+		return "NOT RUN"
 	case r.failed > 0:
 		return "FAILED"
 	case r.err != nil:
@@ -57,9 +60,33 @@ type line struct {
 	Output  string
 }
 
+// building is what a suite may take beyond its tests: the compiler's time.
+const building = 3 * time.Minute
+
+// run runs the suite and returns when all that it started has ended, whatever
+// that does: once the suite's time is over, or ctx ends, it is made to.
 func (s suite) run(ctx context.Context, out io.Writer, verbose bool) result {
 	begin := time.Now()
-	r := result{suite: s.name}
+	r := result{suite: s.name, limit: s.timeout}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.timeout+building, fmt.Errorf("%w: suite %s has not ended after %s", errTime, s.name, s.timeout+building))
+	defer cancel()
+	pkgs, err := s.expand(ctx)
+	if err == nil {
+		both := &shared{w: out}
+		err = await(ctx, exec.Command("go", append(s.args(), pkgs...)...), both, func(stdout io.Reader) error { //nolint:noctx // await ends it
+			return read(stdout, both, s.show, verbose, &r)
+		})
+	}
+	var exit *exec.ExitError
+	if err != nil && (r.failed == 0 || !errors.As(err, &exit)) {
+		r.err = err
+		fmt.Fprintln(out, err)
+	}
+	r.took = time.Since(begin)
+	return r
+}
+
+func (s suite) args() []string {
 	args := []string{"test", "-json", "-count=1", fmt.Sprintf("-timeout=%s", s.timeout)}
 	if s.tags != "" {
 		args = append(args, "-tags="+s.tags)
@@ -70,33 +97,7 @@ func (s suite) run(ctx context.Context, out io.Writer, verbose bool) result {
 	if s.parallel > 0 {
 		args = append(args, fmt.Sprintf("-p=%d", s.parallel))
 	}
-	pkgs, err := s.expand(ctx)
-	if err != nil {
-		r.err = err
-		fmt.Fprintln(out, err)
-		return r
-	}
-	cmd := exec.CommandContext(ctx, "go", append(args, pkgs...)...)
-	// A stop reaches the tests as an interrupt first, so that they clean up.
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = time.Minute
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: false}
-	cmd.Stderr = out
-	stdout, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err == nil {
-		read(stdout, out, s.show, verbose, &r)
-		err = cmd.Wait()
-	}
-	var exit *exec.ExitError
-	if err != nil && (r.failed == 0 || !errors.As(err, &exit)) {
-		r.err = err
-		fmt.Fprintln(out, err)
-	}
-	r.took = time.Since(begin)
-	return r
+	return args
 }
 
 // expand lists the packages, leaving out those that another suite has: a
@@ -128,8 +129,9 @@ func (s suite) expand(ctx context.Context) ([]string, error) {
 }
 
 // read counts tests, not their subtests' parents twice, and prints the output
-// of those that fail.
-func read(in io.Reader, out io.Writer, show string, verbose bool, r *result) {
+// of those that fail, and of those that never ended: that is where a program
+// that was made to end says what it waited for.
+func read(in io.Reader, out io.Writer, show string, verbose bool, r *result) error {
 	kept := map[string][]string{}
 	sc := bufio.NewScanner(in)
 	sc.Buffer(nil, 64<<20)
@@ -141,6 +143,8 @@ func read(in io.Reader, out io.Writer, show string, verbose bool, r *result) {
 		}
 		key := l.Package + "\x00" + l.Test
 		switch l.Action {
+		case "run":
+			kept[key] = nil
 		case "output":
 			if verbose || l.Test == "" && !strings.HasPrefix(l.Output, "ok ") && !strings.HasPrefix(l.Output, "PASS") && !strings.HasPrefix(l.Output, "?") {
 				fmt.Fprint(out, l.Output)
@@ -157,6 +161,15 @@ func read(in io.Reader, out io.Writer, show string, verbose bool, r *result) {
 			fmt.Fprint(out, l.Output)
 		}
 	}
+	for _, key := range slices.Sorted(maps.Keys(kept)) {
+		pkg, test, _ := strings.Cut(key, "\x00")
+		if test == "" {
+			continue
+		}
+		fmt.Fprintf(out, "--- NEVER ENDED: %s %s\n%s", pkg, test, strings.Join(kept[key], ""))
+		r.failed++
+	}
+	return sc.Err()
 }
 
 func (r *result) count(l line) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -120,7 +121,7 @@ func reserve(ctx context.Context, cfg Config, image string) (state, error) {
 		return state{}, err
 	}
 	defer unlock()
-	used, err := sweep(ctx, cfg)
+	used, err := sweep(ctx, cfg.Log)
 	if err != nil {
 		return state{}, err
 	}
@@ -137,8 +138,23 @@ func reserve(ctx context.Context, cfg Config, image string) (state, error) {
 	return s, s.save()
 }
 
-// sweep returns the numbers of the testbeds that stand, by their names.
-func sweep(ctx context.Context, cfg Config) (map[string]int, error) {
+// Sweep takes away the testbeds whose process has died.
+func Sweep(ctx context.Context, log *slog.Logger) error {
+	if _, err := os.Stat(stateRoot); err != nil {
+		return ignoreNotExist(err)
+	}
+	unlock, err := lockFile(ctx, filepath.Join(stateRoot, ".lock"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	_, err = sweep(ctx, log)
+	return err
+}
+
+// sweep does the work of Sweep under the lock, and returns the numbers of the
+// testbeds that stand, by their names.
+func sweep(ctx context.Context, log *slog.Logger) (map[string]int, error) {
 	unsaved, err := filepath.Glob(filepath.Join(stateRoot, unsavedPrefix+"*"))
 	if err != nil {
 		return nil, err
@@ -159,8 +175,8 @@ func sweep(ctx context.Context, cfg Config) (map[string]int, error) {
 			return nil, err
 		}
 		if s.ownerGone() {
-			cfg.Log.Info("taking away a testbed whose process has died", "testbed", name)
-			if err := down(ctx, s, cfg.Log); err != nil {
+			log.Info("taking away a testbed whose process has died", "testbed", name)
+			if err := down(ctx, s, log); err != nil {
 				return nil, err
 			}
 			continue
