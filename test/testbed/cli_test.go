@@ -51,6 +51,9 @@ func TestCommandLine(t *testing.T) {
 	}
 	run(0, "cut", "n1")
 	has(run(0, "list"), name, "cut")
+	run(0, "cut", "n1", "--in")
+	run(0, "cut", "n1", "--out")
+	run(1, "cut", "n1", "--in", "--out")
 	run(0, "heal", "n1")
 	run(0, "kill", "n1")
 	has(run(0, "list"), "off")

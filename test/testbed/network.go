@@ -56,7 +56,7 @@ func (n *Node) makeLink(ctx context.Context) error {
 			return err
 		}
 	}
-	return n.plug(ctx, n.IsCut())
+	return n.replug(ctx)
 }
 
 func (n *Node) hardwareAddr() string {
@@ -65,6 +65,11 @@ func (n *Node) hardwareAddr() string {
 }
 
 func deleteNodeLink(ctx context.Context, s state, node string) error {
+	for _, link := range s.worseLinks(node) {
+		if err := deleteLink(ctx, link); err != nil {
+			return err
+		}
+	}
 	if err := deleteLink(ctx, s.nodeLink(node)); err != nil {
 		return err
 	}
@@ -96,15 +101,43 @@ func linkExists(link string) bool {
 // deadBridge is never up, so it drops what comes into its ports.
 func (s state) deadBridge() string { return s.bridge() + "x" }
 
+// Direction is a way of packets, as the node sees it.
+type Direction string
+
+// The directions that can be cut.
+const (
+	Both Direction = ""    // from and to the node
+	In   Direction = "in"  // to the node
+	Out  Direction = "out" // from the node
+)
+
 // plug puts the node's cable into the testbed's network, or where every packet
-// is dropped. The node's own link does not change.
-func (n *Node) plug(ctx context.Context, cut bool) error {
+// is dropped, or drops those of one direction. The node's own link does not
+// change.
+func (n *Node) plug(ctx context.Context, cut bool, d Direction) error {
 	s := n.testbed.state
-	bridge := s.bridge()
-	if cut {
+	bridge, link := s.bridge(), s.nodeLink(n.name)
+	if cut && d == Both {
 		bridge = s.deadBridge()
 	}
-	_, err := run(ctx, "ip", "link", "set", s.nodeLink(n.name), "master", bridge)
+	if _, err := run(ctx, "ip", "link", "set", link, "master", bridge); err != nil {
+		return err
+	}
+	// There is one always, so that it can be taken away, with its filters.
+	for _, verb := range []string{"replace", "del"} {
+		if _, err := run(ctx, "tc", "qdisc", verb, "dev", link, "clsact"); err != nil {
+			return err
+		}
+	}
+	hook := map[Direction]string{In: "egress", Out: "ingress"}[d] // the machine's end sees it the other way round
+	if !cut || hook == "" {
+		return nil
+	}
+	if _, err := run(ctx, "tc", "qdisc", "add", "dev", link, "clsact"); err != nil {
+		return err
+	}
+	_, err := run(ctx, "tc", "filter", "add", "dev", link, hook, "protocol", "ip", "prio", "1",
+		"u32", "match", "u32", "0", "0", "action", "mirred", "egress", "redirect", "dev", s.deadBridge())
 	return err
 }
 
@@ -112,19 +145,28 @@ func (n *Node) cutFile() string {
 	return filepath.Join(n.testbed.state.dir(), n.name+".cut")
 }
 
-// IsCut says whether the node is cut off.
+// IsCut says whether the node is cut off, in one direction at least.
 func (n *Node) IsCut() bool {
-	_, err := os.Stat(n.cutFile())
-	return err == nil
+	_, cut := n.cut()
+	return cut
+}
+
+func (n *Node) cut() (Direction, bool) {
+	b, err := os.ReadFile(n.cutFile())
+	return Direction(b), err == nil
 }
 
 // Cut drops every packet from and to the node, without a word to either side:
 // the node's link stays up. It lasts until Heal, over reboots and power cuts.
-func (n *Node) Cut(ctx context.Context) error {
-	if err := os.WriteFile(n.cutFile(), nil, 0o600); err != nil {
+func (n *Node) Cut(ctx context.Context) error { return n.CutOneWay(ctx, Both) }
+
+// CutOneWay is Cut for the IP packets of one direction, as when it fails beyond
+// the first switch: neighbours still find each other's hardware addresses.
+func (n *Node) CutOneWay(ctx context.Context, d Direction) error {
+	if err := os.WriteFile(n.cutFile(), []byte(d), 0o600); err != nil {
 		return err
 	}
-	return n.replug(ctx, true)
+	return n.replug(ctx)
 }
 
 // Heal ends a Cut.
@@ -132,15 +174,16 @@ func (n *Node) Heal(ctx context.Context) error {
 	if err := os.Remove(n.cutFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return n.replug(ctx, false)
+	return n.replug(ctx)
 }
 
 // replug does nothing while the node is off: Start looks at the file.
-func (n *Node) replug(ctx context.Context, cut bool) error {
+func (n *Node) replug(ctx context.Context) error {
 	if !linkExists(n.testbed.state.nodeLink(n.name)) {
 		return nil
 	}
-	if err := n.plug(ctx, cut); err != nil {
+	d, cut := n.cut()
+	if err := n.plug(ctx, cut, d); err != nil {
 		return fmt.Errorf("node %s: %w", n.name, err)
 	}
 	return nil

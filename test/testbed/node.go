@@ -193,7 +193,7 @@ func (n *Node) Kill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.plug(ctx, true); err != nil {
+	if err := n.plug(ctx, true, Both); err != nil {
 		return err
 	}
 	// With its first process the kernel ends every process of the namespace.

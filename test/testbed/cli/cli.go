@@ -63,7 +63,7 @@ func (c *command) root() *cobra.Command {
 		c.onNode("start NODE", "Boot a node that is off", (*testbed.Node).Start),
 		c.onNode("reboot NODE", "Reboot a node and wait until it runs", (*testbed.Node).Reboot),
 		c.onNode("kill NODE", "Cut a node's power: end all its processes at once", (*testbed.Node).Kill),
-		c.onNode("cut NODE", "Drop all packets of a node until it is healed", (*testbed.Node).Cut),
+		c.cut(),
 		c.onNode("heal NODE", "Let a node's packets through again", (*testbed.Node).Heal))
 	return root
 }
@@ -203,6 +203,23 @@ func (c *command) onNode(use, short string, do func(*testbed.Node, context.Conte
 			return do(n, cmd.Context())
 		},
 	}
+}
+
+func (c *command) cut() *cobra.Command {
+	var in, out bool
+	cmd := c.onNode("cut NODE", "Drop all packets of a node until it is healed", func(n *testbed.Node, ctx context.Context) error {
+		switch {
+		case in:
+			return n.CutOneWay(ctx, testbed.In)
+		case out:
+			return n.CutOneWay(ctx, testbed.Out)
+		}
+		return n.Cut(ctx)
+	})
+	cmd.Flags().BoolVar(&in, "in", false, "only those to the node")
+	cmd.Flags().BoolVar(&out, "out", false, "only those from the node")
+	cmd.MarkFlagsMutuallyExclusive("in", "out")
+	return cmd
 }
 
 func (c *command) exec() *cobra.Command {
