@@ -1,14 +1,12 @@
 package harness_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/gpuaas/millwright/agent"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
@@ -167,14 +165,7 @@ func TestClockReset(t *testing.T) {
 
 func resetClock(t *testing.T, n *harness.Node) *agentv1.ResetClockResponse {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+n.Dir+"/run/agent.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close() //nolint:errcheck // the answer is here
-	resp, err := agentv1.NewLocalServiceClient(conn).ResetClock(t.Context(), &agentv1.ResetClockRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp
+	return harness.Ask(n, func(ctx context.Context, c agentv1.LocalServiceClient) (*agentv1.ResetClockResponse, error) {
+		return c.ResetClock(ctx, &agentv1.ResetClockRequest{})
+	})
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -352,28 +353,46 @@ func (w *testWriter) Write(b []byte) (int, error) {
 // Status is what the agent says of itself over its own socket.
 func (n *Node) Status() *agentv1.GetStatusResponse {
 	n.c.t.Helper()
-	conn := n.dialSocket()
-	defer conn.Close() //nolint:errcheck // the answer is here
-	return must(agentv1.NewLocalServiceClient(conn).GetStatus(n.c.t.Context(), &agentv1.GetStatusRequest{}))(n.c.t)
+	return Ask(n, func(ctx context.Context, c agentv1.LocalServiceClient) (*agentv1.GetStatusResponse, error) {
+		return c.GetStatus(ctx, &agentv1.GetStatusRequest{})
+	})
 }
 
-func (n *Node) dialSocket() *grpc.ClientConn {
+// Ask asks the agent over its own socket, once it listens there, and returns its
+// answer.
+func Ask[T any](n *Node, ask func(context.Context, agentv1.LocalServiceClient) (T, error)) T {
 	n.c.t.Helper()
-	return must(grpc.NewClient("unix:"+filepath.Join(n.Dir, "run", "agent.sock"), grpc.WithTransportCredentials(insecure.NewCredentials())))(n.c.t)
+	answer, err := n.ask(func(ctx context.Context, c agentv1.LocalServiceClient) (any, error) { return ask(ctx, c) })
+	if err != nil {
+		n.c.t.Fatal(err)
+	}
+	return answer.(T)
+}
+
+func (n *Node) ask(ask func(context.Context, agentv1.LocalServiceClient) (any, error)) (any, error) {
+	n.c.t.Helper()
+	// An agent that has just been started does not listen yet.
+	soon := grpc.ConnectParams{MinConnectTimeout: time.Second, Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}}
+	conn := must(grpc.NewClient("unix:"+filepath.Join(n.Dir, "run", "agent.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(soon), grpc.WithDefaultCallOptions(grpc.WaitForReady(true))))(n.c.t)
+	defer conn.Close() //nolint:errcheck // the answer is here
+	ctx, cancel := context.WithTimeout(n.c.t.Context(), time.Minute)
+	defer cancel()
+	return ask(ctx, agentv1.NewLocalServiceClient(conn))
 }
 
 // Journal returns a task as the node's journal has it, asked over the agent's
 // own socket, or nil while it does not have it.
 func (n *Node) Journal(taskID string) *agentv1.TaskRecord {
 	n.c.t.Helper()
-	conn := n.dialSocket()
-	defer conn.Close() //nolint:errcheck // the answer is here
-	r, err := agentv1.NewLocalServiceClient(conn).ListJournal(n.c.t.Context(), &agentv1.ListJournalRequest{TaskId: taskID})
+	r, err := n.ask(func(ctx context.Context, c agentv1.LocalServiceClient) (any, error) {
+		return c.ListJournal(ctx, &agentv1.ListJournalRequest{TaskId: taskID})
+	})
 	if status.Code(err) == codes.NotFound {
 		return nil
 	}
 	if err != nil {
 		n.c.t.Fatal(err)
 	}
-	return r.GetTasks()[0].GetRecord()
+	return r.(*agentv1.ListJournalResponse).GetTasks()[0].GetRecord()
 }
