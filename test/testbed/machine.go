@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -21,10 +22,33 @@ var machinePackages = []struct{ program, name string }{
 	{"journalctl", "systemd"},
 }
 
+// Each node's systemd watches files, and all nodes count as one user: with the
+// kernel's 128 instances the units of a tenth node fail.
+const (
+	inotifyFile = "/proc/sys/fs/inotify/max_user_instances"
+	inotifyMost = 8192
+)
+
+// allowWatches raises the machine's limit of inotify instances.
+func allowWatches(log *slog.Logger) error {
+	b, err := os.ReadFile(inotifyFile)
+	if err != nil {
+		return err
+	}
+	if have, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && have >= inotifyMost {
+		return nil
+	}
+	log.Info("raising a limit of this machine", "file", inotifyFile, "from", strings.TrimSpace(string(b)), "to", inotifyMost)
+	return os.WriteFile(inotifyFile, []byte(strconv.Itoa(inotifyMost)), 0o644)
+}
+
 // prepareMachine installs what is missing.
 func prepareMachine(ctx context.Context, log *slog.Logger) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the testbed boots nodes and makes networks: run it as root")
+	}
+	if err := allowWatches(log); err != nil {
+		return err
 	}
 	var missing []string
 	for _, p := range machinePackages {
