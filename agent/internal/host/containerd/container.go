@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	apievents "github.com/containerd/containerd/api/events"
@@ -21,6 +22,12 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/tasks/host"
+)
+
+// A start that was cut off is waited for: so often, so long each time.
+const (
+	cutOffTries = 75
+	cutOffWait  = 200 * time.Millisecond
 )
 
 func digestOf(record []byte) string {
@@ -99,21 +106,12 @@ func (r *Runtime) StartContainer(ctx context.Context, name string) error {
 		if labels[labelRecord] == "" {
 			return host.ErrNotOurs
 		}
-		st, err := r.look(ctx, c, name)
-		if err != nil || st.Running {
-			return err
-		}
-		// What is left of an earlier start, or of a start that was cut off, goes.
-		if err := r.stopTask(ctx, ctr, name, 0); err != nil {
-			return err
-		}
 		watch, unwatch := context.WithCancel(ctx)
 		defer unwatch()
 		seen, lost := c.Subscribe(watch, `topic=="/tasks/oom"`)
-		crash.Point("host.container.start.before")
-		task, err := ctr.NewTask(ctx, cio.BinaryIO(r.cfg.Executable, map[string]string{"container-log": r.logDir(name)}))
-		if err != nil {
-			return fmt.Errorf("make its process: %w", err)
+		task, err := r.makeTask(ctx, c, ctr)
+		if err != nil || task == nil {
+			return err
 		}
 		crash.Point("host.container.start.made")
 		exit, err := task.Wait(ctx)
@@ -126,6 +124,33 @@ func (r *Runtime) StartContainer(ctx context.Context, name string) error {
 		crash.Point("host.container.start.after")
 		return r.settle(ctx, ctr, exit, seen, lost)
 	})
+}
+
+// makeTask makes the container's process, not yet started, or returns nil when
+// one runs already. A start that was cut off, as by the agent's end, goes on in
+// containerd for a moment, or is being cleared away there: it is waited for.
+func (r *Runtime) makeTask(ctx context.Context, c *client.Client, ctr client.Container) (client.Task, error) {
+	for try := 1; ; try++ {
+		st, err := r.look(ctx, c, ctr.ID())
+		if err != nil || st.Running {
+			return nil, err
+		}
+		// What is left of an earlier start, or of a start that was cut off, goes.
+		if err := r.stopTask(ctx, ctr, ctr.ID(), 0); err != nil {
+			return nil, err
+		}
+		crash.Point("host.container.start.before")
+		task, err := ctr.NewTask(ctx, cio.BinaryIO(r.cfg.Executable, map[string]string{"container-log": r.logDir(ctr.ID())}))
+		if err == nil {
+			return task, nil
+		}
+		err = fmt.Errorf("make its process: %w", err)
+		// The shim's directory has no error class of its own.
+		inTheWay := errdefs.IsAlreadyExists(err) || strings.Contains(err.Error(), "file exists")
+		if !inTheWay || try == cutOffTries || !clock.Sleep(ctx, cutOffWait) {
+			return nil, err
+		}
+	}
 }
 
 // settle waits a moment for the container's end, and notes when that is for want
