@@ -182,6 +182,9 @@ func (c *Cluster) Install(ctx context.Context, n *testbed.Node) error {
 // connected.
 func (c *Cluster) Enrol(ctx context.Context, n *testbed.Node) error {
 	bundle := c.file("join-" + n.Name() + ".json")
+	if err := os.RemoveAll(bundle); err != nil { // of an earlier time
+		return err
+	}
 	if _, err := c.Millctl(ctx, "node", "token", "create", n.Name(), "--out", bundle); err != nil {
 		return err
 	}

@@ -109,6 +109,10 @@ var required = []suite{
 		packages: []string{"./test/e2e/safe_mode"}, timeout: 10 * time.Minute,
 	},
 	{
+		name: "e2e/network", about: "two minutes without network in the middle of every kind, one-way cuts, a bad line, two hosts with one identity",
+		packages: []string{"./test/e2e/network"}, timeout: 12 * time.Minute, show: "TestNetwork",
+	},
+	{
 		name: "powerloss", about: "the power cut after every system call of agent, shim and server: nothing that was told is lost",
 		packages: []string{"./test/powerloss"}, timeout: 10 * time.Minute, show: "TestPowerLoss",
 	},
