@@ -113,6 +113,10 @@ var required = []suite{
 		packages: []string{"./test/e2e/network"}, timeout: 12 * time.Minute, show: "TestNetwork",
 	},
 	{
+		name: "e2e/clock", about: "the clock steps by an hour and ten years under running work; a boot without a clock, clock reset",
+		packages: []string{"./test/e2e/clock"}, timeout: 10 * time.Minute,
+	},
+	{
 		name: "powerloss", about: "the power cut after every system call of agent, shim and server: nothing that was told is lost",
 		packages: []string{"./test/powerloss"}, timeout: 10 * time.Minute, show: "TestPowerLoss",
 	},
