@@ -283,7 +283,7 @@ func TestQueuedTaskExpires(t *testing.T) {
 	w := newWorld(t)
 	w.join("n1")
 	leaf := w.leaf("n1")
-	if _, err := w.tasks.CreateTasks(w.ctx(), w.short(time.Now().Add(300*time.Millisecond), leaf)); err != nil {
+	if _, err := w.tasks.CreateTasks(w.ctx(), w.short(time.Now().Add(3*time.Second), leaf)); err != nil {
 		t.Fatal(err)
 	}
 	task := w.waitState(leaf.GetTaskId(), taskv1.TaskState_TASK_STATE_EXPIRED)
@@ -298,7 +298,7 @@ func TestSentTaskDoesNotExpireOnTheServer(t *testing.T) {
 	h, marker := w.join("n1"), w.join("n2")
 	_ = marker
 	h.connect()
-	end := time.Now().Add(500 * time.Millisecond)
+	end := time.Now().Add(3 * time.Second)
 	sent, queued := w.leaf("n1"), w.leaf("n2")
 	if _, err := w.tasks.CreateTasks(w.ctx(), w.short(end, sent, queued)); err != nil {
 		t.Fatal(err)
@@ -347,7 +347,7 @@ func TestEvict(t *testing.T) {
 
 func TestHeartbeats(t *testing.T) {
 	t.Parallel()
-	w := newWorldWith(t, func(c *controlplane.Config) { c.Heartbeat = 200 * time.Millisecond })
+	w := newWorldWith(t, func(c *controlplane.Config) { c.Heartbeat = time.Second })
 	h := w.join("n1")
 	h.connect()
 	h.next("a heartbeat", func(m *agentv1.SessionResponse) bool { return m.GetHeartbeat() != nil })

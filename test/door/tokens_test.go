@@ -201,7 +201,7 @@ func TestEvicted(t *testing.T) {
 			continue
 		}
 		for name, conn := range map[string]*grpc.ClientConn{"old": conn, "new": c.Connect(identity)} {
-			if code := status.Code(call(t, conn, m)); code != codes.PermissionDenied {
+			if code := status.Code(call(t, conn, m, false)); code != codes.PermissionDenied {
 				t.Errorf("%s over the %s connection: %s, want PermissionDenied", m.FullName(), name, code)
 			}
 		}
