@@ -16,10 +16,10 @@ const NodePrograms = `- {source: /usr, target: /usr, readOnly: true}
 - {source: /usr/lib64, target: /lib64, readOnly: true}
 `
 
-// EmptyImage returns an OCI archive of an image with one empty layer, always the
-// same, and its digest. What a container of it runs is the node's own, seen
+// EmptyImage returns an OCI archive of an image with one empty layer, and its
+// digest: one image for each mark. What a container of it runs is the node's own, seen
 // through mounts: see [NodePrograms].
-func EmptyImage() (archive []byte, digest string) {
+func EmptyImage(mark string) (archive []byte, digest string) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	add := func(name string, data []byte) {
@@ -41,7 +41,7 @@ func EmptyImage() (archive []byte, digest string) {
 	}
 	layer := blob("layer.v1.tar", make([]byte, 1024)) // the end of a tar
 	config := blob("config.v1+json", encode(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux", "rootfs": map[string]any{"type": "layers", "diff_ids": []any{layer["digest"]}},
+		"architecture": runtime.GOARCH, "os": "linux", "author": mark, "rootfs": map[string]any{"type": "layers", "diff_ids": []any{layer["digest"]}},
 	}))
 	manifest := blob("manifest.v1+json", encode(map[string]any{
 		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": []any{layer},

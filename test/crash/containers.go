@@ -12,10 +12,10 @@ import (
 // containers are container.run and container.stop. Their image is empty: the
 // program is the node's, seen through mounts.
 func containers() []story {
-	archive, digest := cluster.EmptyImage()
 	run := story{
 		kind: "container.run", facts: containerFacts, state: succeeded,
 		spec: func(l string) string {
+			_, digest := cluster.EmptyImage(l) // its own: one that is there already is not imported
 			return fmt.Sprintf(`name: %[1]s
 image: {digest: "%[2]s", ociArchive: /root/image-%[1]s.tar}
 argv: [/usr/bin/sleep, "100000"]
@@ -23,6 +23,7 @@ mounts:
 %[3]s`, l, digest, cluster.NodePrograms)
 		},
 		prepare: func(l string) string {
+			archive, _ := cluster.EmptyImage(l)
 			return fmt.Sprintf("echo %s | base64 -d > /root/image-%s.tar", base64.StdEncoding.EncodeToString(archive), l)
 		},
 	}
@@ -42,7 +43,7 @@ mounts:
 }
 
 // containerFacts tell what containerd, systemd and the kernel have of a
-// container, and the intent. Other trials use the same image.
+// container, and the intent.
 func containerFacts(l string) string {
 	return fmt.Sprintf(`c="ctr -n millwright"
 echo container=$($c containers ls -q | grep -cx %[1]s) snapshot=$($c snapshots ls | grep -c '^%[1]s ') lease=$($c leases ls -q | grep -c 'millwright-%[1]s$') \

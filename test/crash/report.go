@@ -66,6 +66,9 @@ func (r *report) add(j job, res *result, hit bool, err error, took time.Duration
 	r.spent += took
 	line := r.at(j.injury.point.Program, j.story)
 	line.cases++
+	if hit {
+		line.hit[j.injury.point.Name], r.hits[j.injury.point.Name] = true, true
+	}
 	if err != nil {
 		sort := "wrong"
 		var v *verdict
@@ -80,7 +83,6 @@ func (r *report) add(j job, res *result, hit bool, err error, took time.Duration
 		line.missed++
 		return
 	}
-	line.hit[j.injury.point.Name], r.hits[j.injury.point.Name] = true, true
 	switch {
 	case res.task.GetState() == held:
 		line.helds++

@@ -145,5 +145,5 @@ func many(t *testing.T, c *clustertest.Cluster, node string) {
 }
 
 func nothingLeft(c *clustertest.Cluster, node string) {
-	c.Sh(node, `for i in $(seq 100); do u=$(systemctl list-units --all --no-legend --plain 'millwright-task-*'); test -z "$u" && exit 0; sleep 0.1; done; echo "left: $u" >&2; exit 1`)
+	c.Sh(node, `for i in $(seq 300); do u=$(systemctl list-units --all --no-legend --plain 'millwright-task-*'); test -z "$u" && exit 0; sleep 0.1; done; echo "left: $u" >&2; exit 1`)
 }

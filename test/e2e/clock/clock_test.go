@@ -256,7 +256,7 @@ func bootAndReset(t *testing.T, c *clustertest.Cluster, node string) {
 		t.Fatal(err)
 	}
 	setClock(c, node, 6*time.Hour)
-	c.Sh(node, "systemctl start --no-block millwrightd.service; for i in $(seq 100); do millwrightd clock show >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1")
+	c.Sh(node, "systemctl start --no-block millwrightd.service; for i in $(seq 600); do millwrightd clock show >/dev/null 2>&1 && exit 0; sleep 0.1; done; exit 1")
 	await(t, soon, "the node believes a clock that is ahead", func() (string, bool) {
 		st := clockOf(t, c, node)
 		return fmt.Sprint(st), st.GetHighWater().AsTime().After(time.Now().Add(5 * time.Hour))

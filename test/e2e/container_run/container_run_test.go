@@ -123,7 +123,7 @@ func (s story) want(state taskv1.TaskState, task *taskv1.Task) *taskv1.Task {
 // group, and answers; it returns its id.
 func (s story) serves(say string) string {
 	s.Helper()
-	got := s.c.Sh(s.node, `for i in $(seq 50); do python3 -c 'import urllib.request as r; print(r.urlopen("http://127.0.0.1:8099/").read().decode())' 2>/dev/null && break; sleep 0.1; done; pgrep -x program`)
+	got := s.c.Sh(s.node, `for i in $(seq 300); do python3 -c 'import urllib.request as r; print(r.urlopen("http://127.0.0.1:8099/").read().decode())' 2>/dev/null && break; sleep 0.1; done; pgrep -x program`)
 	answer, pid, _ := strings.Cut(got, "\n")
 	if answer != say || pid == "" || strings.Contains(pid, "\n") {
 		s.Fatalf("it says %q with the processes %q, want %q and one process", answer, pid, say)
@@ -212,7 +212,7 @@ func (s story) crashes() {
 			s.Fatal(err)
 		}
 		id := s.c.Start("container.run", s.node, s.spec(say, "/program, serve"))
-		s.c.Sh(s.node, "for i in $(seq 200); do test -e /var/lib/millwright-crash/hit-"+point+" && break; sleep 0.05; done; systemctl restart containerd")
+		s.c.Sh(s.node, "for i in $(seq 600); do test -e /var/lib/millwright-crash/hit-"+point+" && break; sleep 0.05; done; systemctl restart containerd")
 		s.want(succeeded, s.c.End(id))
 		if !s.c.Hit(s.Context(), n, point) {
 			s.Errorf("%s was not reached", point)

@@ -56,7 +56,7 @@ func check(t testing.TB, c *clustertest.Cluster, k kind, id, label string, want 
 	checkHistory(t, events, tail, want)
 	checkJournal(t, c, task, events)
 	k.effect(t, c, k, task, label, want)
-	c.Sh(task.GetNode(), `for i in $(seq 100); do u=$(systemctl list-units --all --no-legend --plain 'millwright-task-*'); test -z "$u" && break; sleep 0.1; done
+	c.Sh(task.GetNode(), `for i in $(seq 300); do u=$(systemctl list-units --all --no-legend --plain 'millwright-task-*'); test -z "$u" && break; sleep 0.1; done
 test -z "$u$(systemctl --failed --no-legend --plain)" || { systemctl --failed; echo "left: $u" >&2; exit 1; }`)
 	return outcome + ": " + strings.Join(types(events), " ")
 }

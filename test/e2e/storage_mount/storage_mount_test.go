@@ -55,7 +55,7 @@ func TestGlusterfs(t *testing.T) {
 		if err := c.WaitConnected(t.Context(), "n2"); err != nil {
 			t.Fatal(err)
 		}
-		c.Sh("n2", "for i in $(seq 100); do grep -q ' "+target+" ' /proc/self/mountinfo && break; sleep 0.1; done; cat "+target+"/f")
+		c.Sh("n2", "for i in $(seq 300); do grep -q ' "+target+" ' /proc/self/mountinfo && break; sleep 0.1; done; cat "+target+"/f")
 		task := succeed(t, c, c.Do("storage.mount", "n2", volume, "--plan"))
 		if n := len(plan(t, task).GetSteps()); n != 0 {
 			t.Errorf("after the reboot it plans %v", plan(t, task))
