@@ -92,6 +92,8 @@ func (a *Agent) serve(ctx context.Context) {
 				clock.Sleep(ctx, tryAgain)
 			}
 			replaced = true
+		case errors.Is(err, errDamaged):
+			a.log.ErrorContext(ctx, "the journal is looked at as a whole", "err", err)
 		case errors.Is(err, errClockReset):
 			a.log.WarnContext(ctx, "the clock was reset by root: windows and the floor are counted anew")
 		case errors.Is(err, errNewBundle):

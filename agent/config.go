@@ -58,6 +58,9 @@ type Config struct {
 	// with 0: none.
 	RebootsMost   int
 	RebootsWithin time.Duration
+	// ScrubAfter is how long after its start the agent looks at all of its journal
+	// for the first time; optional, a minute.
+	ScrubAfter time.Duration
 	// Clock tells the time; optional, the machine's.
 	Clock clock.Clock
 	// Synchronised says whether the kernel knows its clock to be right; optional,
@@ -94,6 +97,9 @@ func (c Config) withDefaults() Config {
 	if c.Dial == nil {
 		d := &net.Dialer{Timeout: 20 * time.Second}
 		c.Dial = func(ctx context.Context, address string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+	}
+	if c.ScrubAfter == 0 {
+		c.ScrubAfter = time.Minute
 	}
 	if c.Notify == nil {
 		c.Notify = func(string) {}

@@ -3,11 +3,13 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/executor"
 	nodehost "github.com/gpuaas/millwright/agent/internal/host"
 	"github.com/gpuaas/millwright/agent/internal/output"
@@ -36,6 +38,25 @@ func (j journal) Behind(context.Context, string, uint64) error {
 	select {
 	case j.node.condemned <- struct{}{}:
 	default:
+	}
+	return nil
+}
+
+// scrubAgain is the pause between looks at all of the journal.
+const scrubAgain = 24 * time.Hour
+
+// scrub looks at all of the journal from time to time, since a start looks at what
+// it goes on with, and a medium loses bits without a word. It ends the work when
+// the journal is damaged.
+func (n *node) scrub(ctx context.Context) error {
+	for pause := n.cfg.ScrubAfter; clock.Sleep(ctx, pause); pause = scrubAgain {
+		err := n.store.Scrub(ctx)
+		switch {
+		case errors.Is(err, state.ErrDamaged):
+			return fmt.Errorf("%w: %w", errDamaged, err)
+		case err != nil && ctx.Err() == nil:
+			n.log.ErrorContext(ctx, "the journal could not be looked at", "err", err, "retry_in", scrubAgain)
+		}
 	}
 	return nil
 }

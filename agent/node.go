@@ -27,6 +27,8 @@ var (
 	errNewJournal = errors.New("a new journal must begin")
 	// errNewBundle ends it so that the node joins again.
 	errNewBundle = errors.New("there is a new join bundle")
+	// errDamaged ends it so that the journal is looked at as a whole, and set aside.
+	errDamaged = errors.New("the journal is damaged")
 	// errClockReset ends it so that everything is read again by the clock that
 	// root vouches for.
 	errClockReset = errors.New("the clock was reset")
@@ -119,6 +121,7 @@ func (n *node) run(ctx context.Context) error {
 	g.Go(func() error { return n.session.Run(ctx) })
 	g.Go(func() error { return n.uploader.Run(ctx) })
 	g.Go(func() error { return n.keepTime(ctx) })
+	g.Go(func() error { return n.scrub(ctx) })
 	g.Go(func() error { return n.awaitBundle(ctx, stamp(n.cfg.JoinFile)) })
 	g.Go(func() error {
 		select {

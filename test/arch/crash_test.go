@@ -81,6 +81,8 @@ var pointless = map[string]string{
 	"agent/internal/shim.Burn":      "its caller, package command, has the points",
 	"agent/internal/shim.finish":    "its caller has the points",
 
+	"agent/internal/state.Scrub":   "it lowers a doubt; a death before the write leaves the doubt",
+	"agent/internal/state.seal":    "a death before the last mark makes the next start look at the whole file: a test of the package",
 	"agent/internal/state.Condemn": "state.commit is around it",
 	"agent/internal/state.Sweep":   "state.commit is around it, and a sweep that was cut off goes on an hour later",
 	"agent/internal/state.rescue":  "it writes a new file for a person to read; one that was not finished is made again",

@@ -2,6 +2,7 @@ package harness_test
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/gpuaas/millwright/agent"
 	"github.com/gpuaas/millwright/controlplane"
 	"github.com/gpuaas/millwright/pki"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
@@ -173,6 +175,64 @@ func TestRolledBackJournal(t *testing.T) {
 	}
 	if n.Started() != 3 {
 		t.Errorf("%d processes were started, want 3", n.Started())
+	}
+}
+
+// TestRottenJournal has the medium lose a bit of a task that has ended, while the
+// agent works. It finds that by itself, sets the journal aside, and goes on with
+// another one; nothing runs again, and nothing that was told is lost.
+func TestRottenJournal(t *testing.T) {
+	c := harness.New(t)
+	n := c.NewNode("gpu-001")
+	if err := n.Do("program /usr/bin/work"); err != nil {
+		t.Fatal(err)
+	}
+	work := func(arg string) *taskv1.Task {
+		return c.Ended(c.Create(n, "system.command", &systemv1.CommandSpec{Argv: []string{"/usr/bin/work", arg}}).GetId())
+	}
+	stop := n.Start(func(cfg *agent.Config) { cfg.ScrubAfter = time.Hour })
+	before, done := n.Connected(), work("1")
+	c.Settled(n)
+	rot(t, n.State("state.db"), "\n$"+done.GetId()) // the field of its id, in its record
+	stop()
+	n.Start(func(cfg *agent.Config) { cfg.ScrubAfter = 10 * time.Millisecond })
+	await(t, "the node has a new journal", func() bool { return n.Connected().GetJournalId() != before.GetJournalId() })
+	if aside, err := filepath.Glob(n.State("state.db.corrupt.*")); err != nil || len(aside) != 1 {
+		t.Errorf("set aside: %v, %v; want one file", aside, err)
+	}
+	if task := work("2"); task.GetState() != taskv1.TaskState_TASK_STATE_SUCCEEDED {
+		t.Errorf("task = %v, want it succeeded", task)
+	}
+	if n.Started() != 2 {
+		t.Errorf("%d processes were started, want 2", n.Started())
+	}
+}
+
+// rot changes the last byte of what, wherever it is in the file.
+func rot(t *testing.T, path, what string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	found := 0
+	for at := strings.Index(string(b), what); at >= 0; found++ {
+		last := at + len(what) - 1
+		if _, err := f.WriteAt([]byte{b[last] ^ 1}, int64(last)); err != nil {
+			t.Fatal(err)
+		}
+		next := strings.Index(string(b[last:]), what)
+		if at = -1; next >= 0 {
+			at = last + next
+		}
+	}
+	if found == 0 {
+		t.Fatalf("%s does not hold %q", path, what)
 	}
 }
 

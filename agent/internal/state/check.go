@@ -52,34 +52,54 @@ func checkChain(tx *Tx) (bad []error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var last head
+	c := &chain{meta: meta}
 	err = tx.scan(bucketFrames, nil, nil, func(k, v []byte) (bool, error) {
-		seq := binary.BigEndian.Uint64(k)
-		ev := new(taskv1.Event)
-		if !readable(v, ev) {
-			bad = append(bad, wrong("frame %d cannot be decoded", seq))
-			return true, nil
-		}
-		if ev.GetSeq() != seq || ev.GetJournalId() != meta.GetJournalId() {
-			bad = append(bad, wrong("frame %d says that it is %d of journal %s", seq, ev.GetSeq(), ev.GetJournalId()))
-		}
-		switch {
-		case seq == 1 && !bytes.Equal(ev.GetPrevHash(), firstHash(meta)):
-			bad = append(bad, wrong("frame 1 does not begin the chain of its node"))
-		case last.seq != 0 && (seq != last.seq+1 || !bytes.Equal(ev.GetPrevHash(), last.hash)):
-			bad = append(bad, wrong("frame %d does not follow frame %d", seq, last.seq))
-		}
-		sum := sha256.Sum256(v)
-		last = head{seq: seq, hash: sum[:]}
+		c.frame(k, v)
 		return true, nil
 	})
-	if last.seq != 0 && (last.seq != h.seq || !bytes.Equal(last.hash, h.hash)) {
-		bad = append(bad, wrong("the head is frame %d, and the last frame is %d", h.seq, last.seq))
-	}
+	bad = c.end(h)
 	if tx.acked() > h.seq {
 		bad = append(bad, wrong("frame %d is acknowledged, and the last one is %d", tx.acked(), h.seq))
 	}
 	return bad, err
+}
+
+// chain takes frames in order and notes what does not hold together.
+type chain struct {
+	meta *agentv1.JournalMeta
+	last head
+	bad  []error
+}
+
+func (c *chain) frame(k, v []byte) {
+	if len(k) != 8 {
+		c.bad = append(c.bad, wrong("frame %x has no number", k))
+		return
+	}
+	seq, ev := binary.BigEndian.Uint64(k), new(taskv1.Event)
+	if !readable(v, ev) {
+		c.bad = append(c.bad, wrong("frame %d cannot be decoded", seq))
+		return
+	}
+	if ev.GetSeq() != seq || ev.GetJournalId() != c.meta.GetJournalId() {
+		c.bad = append(c.bad, wrong("frame %d says that it is %d of journal %s", seq, ev.GetSeq(), ev.GetJournalId()))
+	}
+	switch {
+	case seq == 1 && !bytes.Equal(ev.GetPrevHash(), firstHash(c.meta)):
+		c.bad = append(c.bad, wrong("frame 1 does not begin the chain of its node"))
+	case c.last.seq != 0 && (seq != c.last.seq+1 || !bytes.Equal(ev.GetPrevHash(), c.last.hash)):
+		c.bad = append(c.bad, wrong("frame %d does not follow frame %d", seq, c.last.seq))
+	}
+	sum := sha256.Sum256(v)
+	c.last = head{seq: seq, hash: sum[:]}
+}
+
+// end holds the last frame against the head.
+func (c *chain) end(h head) []error {
+	if c.last.seq != 0 && (c.last.seq != h.seq || !bytes.Equal(c.last.hash, h.hash)) {
+		c.bad = append(c.bad, wrong("the head is frame %d, and the last frame is %d", h.seq, c.last.seq))
+	}
+	return c.bad
 }
 
 func checkTasks(tx *Tx) (bad []error, err error) {

@@ -16,9 +16,11 @@ const maxGroup = 512
 
 // change is one caller of Update.
 type change struct {
-	fn   func(*Tx) error
-	err  error
-	turn chan bool // true: commit for those behind; false: it is done
+	fn func(*Tx) error
+	// apart is done in the turn of this caller, behind the commit; optional.
+	apart func() error
+	err   error
+	turn  chan bool // true: commit for those behind; false: it is done
 }
 
 // Update makes what fn writes durable, all or nothing, before it returns. When
@@ -55,6 +57,11 @@ func (s *Store) enqueue(c *change, closing bool) error {
 	s.mu.Unlock()
 
 	s.commit(group)
+	for _, c := range group {
+		if c.apart != nil {
+			c.err = c.apart()
+		}
+	}
 
 	s.mu.Lock()
 	if len(s.queue) > 0 {
@@ -101,6 +108,7 @@ func (s *Store) commit(group []*change) {
 			return err
 		}
 		crash.Point("state.commit.before")
+		s.noteFreePages()
 		return s.cfg.Guard(false)
 	})
 	if errors.Is(err, errNothing) {
@@ -108,10 +116,13 @@ func (s *Store) commit(group []*change) {
 	}
 	if err == nil {
 		crash.Point("state.commit.written")
+		s.growing = grown
 		err = errors.Join(s.raiseMark(), s.cfg.Guard(true))
+		s.growing = sizes{}
 		s.grew(grown, last.seq) // it is durable, whatever became of the mark
 	}
 	if err != nil {
+		s.sound = false // what the disk made of it is seen by the next start
 		for _, c := range group {
 			if c.err == nil {
 				c.err = fmt.Errorf("%w: %w", ErrWrite, err)

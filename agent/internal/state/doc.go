@@ -52,7 +52,17 @@
 // A damaged page can make bbolt run in circles, ask for any amount of memory, or
 // fault in a goroutine of its own. So a file is looked at by another process, with
 // a limit of time and memory, before it is opened: first by a reader of pages that
-// trusts none of them, then by bbolt. [CheckCopy] and [RepairCopy] do the same with a
+// trusts none of them, then by bbolt.
+//
+// That takes the longer the more history there is. So the mark also describes the
+// file as its agent left it: inode, size, the time at which the kernel saw it
+// changed, the sum of the pages that note the free ones. A file that is still that
+// one, and that was found whole before, is only glanced at: the two meta pages, the
+// tasks that have not ended with their steps, the intents, the frames to be sent.
+// After a boot this holds when the agent had closed the file, and in the same boot
+// also when it was killed, once: until all of the file has been looked at again, the
+// next kill makes the next start look at all of it, so that a page that ends its
+// reader makes no loop. [Store.Scrub] does that look beside the work. [CheckCopy] and [RepairCopy] do the same with a
 // copy, for a person. What was repaired is for reading: the mark does not let an
 // agent go on from a file that lacks what was told.
 package state

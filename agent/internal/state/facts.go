@@ -31,6 +31,10 @@ type Facts struct {
 	Unfinished int `json:"unfinished,omitempty"`
 	// Pages says whether every page was looked at, see pagesLimit.
 	Pages bool `json:"pages"`
+	// FreePagesSum is the sum of the pages that note the free ones, when there are
+	// some, and Fetched how many pages were read; only [GlanceFile] tells them.
+	FreePagesSum *uint32 `json:"free_pages_sum,omitempty"`
+	Fetched      int     `json:"fetched,omitempty"`
 }
 
 // pagesLimit is the size up to which bbolt, too, accounts for each page, and
@@ -204,27 +208,17 @@ func decodable(tx *Tx) error {
 
 // decodeAll decodes each record that names itself or has a form.
 func decodeAll(tx *Tx) error {
-	for _, b := range []struct {
-		name []byte
-		ok   func(k, v []byte) bool
-	}{
-		{bucketTasks, func(k, v []byte) bool {
-			rec := new(agentv1.TaskRecord)
-			return readable(v, rec) && rec.GetTaskId() == string(k)
-		}},
-		{bucketSteps, func(k, v []byte) bool {
-			id, step, ok := bytes.Cut(k, []byte("/"))
-			return ok && len(id) > 0 && len(step) == 4 && readable(v, new(agentv1.StepRecord))
-		}},
-		{bucketSeen, func(k, v []byte) bool { return len(k) > 0 && readable(v, new(agentv1.SeenRecord)) }},
-		{bucketForget, func(k, v []byte) bool { return len(k) > 8 && len(v) == 0 && tx.get(bucketSeen, k[8:]) != nil }},
-		{bucketOrder, func(k, v []byte) bool { return len(k) == 8 && tx.get(bucketTasks, v) != nil }},
-		{bucketClosing, func(k, v []byte) bool { return len(k) == 8 && len(v) > 0 }},
-		{bucketOutputs, func(k, v []byte) bool { return len(k) > 5 && len(v) == 0 }},
-	} {
-		if err := tx.scan(b.name, nil, nil, func(k, v []byte) (bool, error) {
-			if !b.ok(k, v) {
-				return false, wrong("record %s/%x cannot be what was written", b.name, k)
+	for _, name := range buckets {
+		if err := tx.scan(name, nil, nil, func(k, v []byte) (bool, error) {
+			ok := plausible(string(name), k, v)
+			switch {
+			case ok && bytes.Equal(name, bucketForget):
+				ok = tx.get(bucketSeen, k[8:]) != nil
+			case ok && bytes.Equal(name, bucketOrder):
+				ok = tx.get(bucketTasks, v) != nil
+			}
+			if !ok {
+				return false, wrong("record %s/%x cannot be what was written", name, k)
 			}
 			return true, nil
 		}); err != nil {
@@ -232,4 +226,29 @@ func decodeAll(tx *Tx) error {
 		}
 	}
 	return nil
+}
+
+// plausible reports whether a record can be what was written.
+func plausible(bucket string, k, v []byte) bool {
+	switch bucket {
+	case string(bucketTasks):
+		rec := new(agentv1.TaskRecord)
+		return readable(v, rec) && rec.GetTaskId() == string(k)
+	case string(bucketSteps):
+		id, step, ok := bytes.Cut(k, []byte("/"))
+		return ok && len(id) > 0 && len(step) == 4 && readable(v, new(agentv1.StepRecord))
+	case string(bucketSeen):
+		return len(k) > 0 && readable(v, new(agentv1.SeenRecord))
+	case string(bucketIntents):
+		return readable(v, new(agentv1.IntentRecord))
+	case string(bucketForget):
+		return len(k) > 8 && len(v) == 0
+	case string(bucketOrder):
+		return len(k) == 8
+	case string(bucketClosing):
+		return len(k) == 8 && len(v) > 0
+	case string(bucketOutputs):
+		return len(k) > 5 && len(v) == 0
+	}
+	return true
 }

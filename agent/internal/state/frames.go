@@ -71,7 +71,10 @@ func (tx *Tx) Journal() (*agentv1.JournalMeta, error) {
 func (tx *Tx) putJournal(m *agentv1.JournalMeta) error { return tx.store(bucketMeta, keyJournal, m) }
 
 func (tx *Tx) head() (head, error) {
-	b := tx.get(bucketMeta, keyHead)
+	return decodeHead(tx.get(bucketMeta, keyHead))
+}
+
+func decodeHead(b []byte) (head, error) {
 	if len(b) != 8+sha256.Size {
 		return head{}, fmt.Errorf("head of the journal has %d bytes: %w", len(b), ErrInvariant)
 	}
@@ -84,7 +87,11 @@ func (tx *Tx) putHead(h head) error {
 }
 
 func (tx *Tx) acked() uint64 {
-	if b := tx.get(bucketMeta, keyAcked); len(b) == 8 {
+	return decodeNumber(tx.get(bucketMeta, keyAcked))
+}
+
+func decodeNumber(b []byte) uint64 {
+	if len(b) == 8 {
 		return binary.BigEndian.Uint64(b)
 	}
 	return 0

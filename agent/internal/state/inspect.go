@@ -34,7 +34,7 @@ func (s *Store) judge(ctx context.Context, path string) (taskv1.JournalReason, e
 		// bbolt would take an empty file for a fresh database.
 		return taskv1.JournalReason_JOURNAL_REASON_CORRUPT, s.setAside(path, "corrupt")
 	}
-	facts, err := s.cfg.Inspect(ctx, path)
+	facts, err := s.look(ctx, path)
 	switch {
 	case errors.Is(err, ErrDamaged):
 		s.cfg.Logger.ErrorContext(ctx, "state file is damaged", "path", path, "err", err)
@@ -54,6 +54,11 @@ func (s *Store) judge(ctx context.Context, path string) (taskv1.JournalReason, e
 	case err != nil: // what bbolt finds when it looks for free pages
 		s.cfg.Logger.Error("state file cannot be used", "path", path, "err", err)
 		return taskv1.JournalReason_JOURNAL_REASON_CORRUPT, s.setAside(path, "corrupt")
+	case s.glanced && !s.trusted(path): // someone has just changed it
+		if err := s.db.Close(); err != nil {
+			return use, fmt.Errorf("close state file: %w", err)
+		}
+		return s.judge(ctx, path)
 	}
 	if err := migrate(s.db, migrations); err != nil {
 		return use, errors.Join(err, s.db.Close())

@@ -143,6 +143,9 @@ func (s *Store) raiseMark() error {
 	if s.clockReset {
 		next.WallTime = next.HighWater
 	}
+	if next.Sound = s.describe(next.GetTransaction()); proto.Size(next) > slotSize-slotHeader-8 {
+		next.Sound = nil // the start that it would make quicker looks at all of the file
+	}
 	if err := s.mark.write(next); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -32,7 +33,11 @@ func TestMain(m *testing.M) {
 		case "hungry-state":
 			os.Exit(hungry(os.Args[2], os.Args[3]))
 		case "open-state":
-			os.Exit(openState(os.Args[2]))
+			os.Exit(openState(os.Args[2], false))
+		case "open-rotten-state":
+			os.Exit(openState(os.Args[2], true))
+		case "die-with-state":
+			os.Exit(dieWithState(os.Args[2], os.Args[3:]))
 		}
 	}
 	os.Exit(m.Run())
@@ -44,12 +49,14 @@ type fate struct {
 	Seq     uint64
 	Reason  string // of the journal that began, if one did
 	Digest  map[string]int
+	Late    bool // the damage was found beside the work
 	Err     string
 }
 
 // openState opens the state as an agent does that finds it at its start, goes
-// on with it, and says how it went.
-func openState(dir string) int {
+// on with it, and says how it went. With rotten the medium has lost bits of which the
+// inode does not tell, and the agent looks at all of the file beside its work.
+func openState(dir string, rotten bool) int {
 	exe, err := os.Executable()
 	if err != nil {
 		return 1
@@ -59,7 +66,17 @@ func openState(dir string) int {
 	runner := child.New(child.Config{Logger: slog.New(slog.DiscardHandler)})
 	cfg.Inspect = state.InAnotherProcess(runner.Run, exe)
 	f := fate{}
-	if s, err := state.Open(context.Background(), cfg); err != nil {
+	s, err := state.Open(context.Background(), cfg)
+	if err == nil && rotten {
+		if e := s.Scrub(context.Background()); errors.Is(e, state.ErrDamaged) {
+			f.Late = true
+			_ = s.Close() // the file is damaged, and the next start says so
+			s, err = state.Open(context.Background(), cfg)
+		} else if e != nil {
+			f.Err = e.Error()
+		}
+	}
+	if err != nil {
 		f.Err = err.Error()
 	} else {
 		f.read(s)
@@ -169,10 +186,17 @@ func lived(t *testing.T) state.Config {
 // journal goes on and is the newest and whole, or a new one begins and the
 // damaged file is beside it, byte for byte. bbolt alone opens a dozen of them
 // without a word and without the last commit: the mark must catch each.
-func TestMutants(t *testing.T) {
+func TestMutants(t *testing.T) { testMutants(t, "open-state") }
+
+// TestRottenMutants has the medium lose the same bits: neither the inode nor the
+// mark tells of it. Some of it is found when the file is opened, and the rest by
+// the look at all of it that the agent takes beside its work; the end is the same.
+func TestRottenMutants(t *testing.T) { testMutants(t, "open-rotten-state") }
+
+func testMutants(t *testing.T, how string) {
 	cfg := lived(t)
 	db, mark := read(t, filepath.Join(cfg.Dir, "state.db")), read(t, filepath.Join(cfg.Dir, "state.mark"))
-	whole := openFiles(t, t.TempDir(), db, mark)
+	whole := openFiles(t, how, t.TempDir(), db, mark)
 	outcomes := map[string]int{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -182,9 +206,12 @@ func TestMutants(t *testing.T) {
 		wg.Go(func() {
 			for m := range next {
 				damaged := m.damage(bytes.Clone(db))
-				what, f := judgeMutant(t, filepath.Join(dir, strings.ReplaceAll(m.name, " ", "-")), damaged, mark, whole)
+				what, f := judgeMutant(t, how, filepath.Join(dir, strings.ReplaceAll(m.name, " ", "-")), damaged, mark, whole)
 				mu.Lock()
 				outcomes[what]++
+				if f.Late {
+					outcomes["found late"]++
+				}
 				mu.Unlock()
 				if what == "wrong" {
 					t.Errorf("%s: %+v", m.name, f)
@@ -201,10 +228,13 @@ func TestMutants(t *testing.T) {
 	if outcomes["kept"] == 0 || outcomes["JOURNAL_REASON_CORRUPT"] < 20 || outcomes["JOURNAL_REASON_ROLLED_BACK"] < 10 {
 		t.Errorf("outcomes = %v, want some kept, many corrupt, and at least 10 silent rollbacks that the mark caught", outcomes)
 	}
+	if late := outcomes["found late"]; (late > 0) != (how == "open-rotten-state") {
+		t.Errorf("%d were found late by %s", late, how)
+	}
 }
 
-func judgeMutant(t *testing.T, dir string, damaged, mark []byte, whole fate) (string, fate) {
-	f := openFiles(t, dir, damaged, mark)
+func judgeMutant(t *testing.T, how, dir string, damaged, mark []byte, whole fate) (string, fate) {
+	f := openFiles(t, how, dir, damaged, mark)
 	aside := asideIs(t, dir, damaged)
 	switch {
 	case f.Err != "":
@@ -218,7 +248,7 @@ func judgeMutant(t *testing.T, dir string, damaged, mark []byte, whole fate) (st
 }
 
 // openFiles has a state directory with these files opened by another process.
-func openFiles(t *testing.T, dir string, db, mark []byte) (f fate) {
+func openFiles(t *testing.T, how, dir string, db, mark []byte) (f fate) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -226,13 +256,18 @@ func openFiles(t *testing.T, dir string, db, mark []byte) (f fate) {
 	if mark != nil {
 		write(t, filepath.Join(dir, "state.mark"), mark)
 	}
+	if how == "open-rotten-state" {
+		if err := state.Vouch(dir); err != nil {
+			t.Error(err)
+		}
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		t.Error(err)
 		return f
 	}
 	r, err := child.New(child.Config{Logger: slog.New(slog.DiscardHandler)}).Run(t.Context(),
-		child.Spec{Argv: []string{exe, "open-state", dir}, Timeout: time.Minute})
+		child.Spec{Argv: []string{exe, how, dir}, Timeout: time.Minute})
 	if err != nil || r.ExitCode != 0 {
 		f.Err = fmt.Sprintf("the agent's process ended with %d, %v: %s", r.ExitCode, err, r.Stderr)
 		return f

@@ -57,12 +57,13 @@ type Config struct {
 	// IdentityNotBefore is the NotBefore of the node's SVID: a journal that was
 	// lost gets a floor no lower than it. Optional.
 	IdentityNotBefore time.Time
-	// Inspect reads the file at a path without changing it, as [InspectFile]
-	// does, which is what it is when unset. A damaged file can end the process
+	// Inspect reads the file at a path without changing it: the whole of it, as
+	// [InspectFile] does, or what the agent goes on with, as [GlanceFile] does,
+	// which is what it is when unset. A damaged file can end the process
 	// that reads it, so that an agent has it done by another process. Its error
 	// wraps [ErrDamaged] when the file is to be set aside; with any other error
 	// nothing is touched.
-	Inspect func(ctx context.Context, path string) (Facts, error)
+	Inspect func(ctx context.Context, path string, whole bool) (Facts, error)
 	// LockTimeout is how long to wait for another process; optional, 3 s.
 	LockTimeout time.Duration
 	// Reserve is how many bytes must be free for one more task; optional,
@@ -77,7 +78,9 @@ type Config struct {
 type Store struct {
 	cfg  Config
 	db   *bolt.DB
+	raw  *os.File // the same file, to look at without a map
 	mark *markFile
+	soundness
 
 	condemned  bool      // touched only by the one who commits
 	issued     time.Time // see [Tx.Issued]; touched only by the one who commits
@@ -102,7 +105,12 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		cfg.LockTimeout = defaultLockTimeout
 	}
 	if cfg.Inspect == nil {
-		cfg.Inspect = func(_ context.Context, path string) (Facts, error) { return InspectFile(path, cfg.LockTimeout) }
+		cfg.Inspect = func(_ context.Context, path string, whole bool) (Facts, error) {
+			if whole {
+				return InspectFile(path, cfg.LockTimeout)
+			}
+			return GlanceFile(path)
+		}
 	}
 	if cfg.Reserve == 0 {
 		cfg.Reserve = defaultReserve
@@ -139,8 +147,11 @@ func (s *Store) open(ctx context.Context) error {
 			return err
 		}
 	}
+	if s.raw, err = os.Open(path); err != nil {
+		return errors.Join(fmt.Errorf("open state file: %w", err), s.db.Close())
+	}
 	if err := s.load(); err != nil {
-		return errors.Join(err, s.db.Close())
+		return errors.Join(err, s.db.Close(), s.raw.Close())
 	}
 	return nil
 }
@@ -200,6 +211,7 @@ func (s *Store) begin(ctx context.Context, path string, reason taskv1.JournalRea
 	crash.Point("state.created.after")
 	s.cfg.Logger.InfoContext(ctx, "new journal", "journal_id", meta.GetJournalId(), "reason", reason.String(),
 		"floor", meta.GetFloor().AsTime(), "previous_journal_id", meta.GetPreviousJournalId())
+	s.soundness = soundness{sound: true}
 	s.db, err = openBolt(path, s.cfg.LockTimeout, false)
 	return locked(path, err)
 }
@@ -248,6 +260,10 @@ func (s *Store) load() error {
 			return err
 		}
 		s.durable = h.seq
+		if s.glanced {
+			s.sizes = sizes{unacked: s.mark.last.GetSound().GetUnacknowledgedBytes(), kept: s.mark.last.GetSound().GetKeptBytes()}
+			return nil
+		}
 		s.sizes, err = tx.sizes()
 		return err
 	})
@@ -268,8 +284,8 @@ func (s *Store) Close() error {
 	}
 	// It waits in line behind all that were before it, and shares their commit:
 	// what the disk says of that is theirs. The file must not stay open and locked.
-	_ = s.enqueue(&change{turn: make(chan bool, 1)}, true)
-	if err := s.db.Close(); err != nil {
+	_ = s.enqueue(&change{apart: s.seal, turn: make(chan bool, 1)}, true)
+	if err := errors.Join(s.db.Close(), s.raw.Close()); err != nil {
 		return fmt.Errorf("close state file: %w", errors.Join(err, s.mark.close()))
 	}
 	return s.mark.close()

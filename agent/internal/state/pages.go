@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"hash/fnv"
 	"io"
 	"os"
@@ -24,7 +25,10 @@ const (
 	branchPage = 0x01
 	leafPage   = 0x02
 	metaPage   = 0x04
+	freePage   = 0x10
 	bucketLeaf = 0x01
+
+	noFreePages = ^uint64(0) // in a meta page: the free pages are not noted
 
 	boltMagic   = 0xED0CDAED
 	boltVersion = 2
@@ -35,6 +39,7 @@ const (
 type boltMeta struct {
 	pageSize    uint64
 	root        uint64
+	free        uint64 // the page on which the free pages are noted, or noFreePages
 	pages       uint64 // the first page that is not in use
 	transaction uint64
 }
@@ -53,7 +58,7 @@ func readMeta(b []byte) (m boltMeta, err error) {
 	case le.Uint64(p[56:]) != sum.Sum64():
 		return m, errors.New("its checksum is wrong")
 	}
-	m = boltMeta{pageSize: uint64(le.Uint32(p[8:])), root: le.Uint64(p[16:]), pages: le.Uint64(p[40:]), transaction: le.Uint64(p[48:])}
+	m = boltMeta{pageSize: uint64(le.Uint32(p[8:])), root: le.Uint64(p[16:]), free: le.Uint64(p[32:]), pages: le.Uint64(p[40:]), transaction: le.Uint64(p[48:])}
 	if m.pageSize < 1024 || m.pageSize > 1<<16 || m.pageSize&(m.pageSize-1) != 0 {
 		return m, fmt.Errorf("its page size is %d", m.pageSize)
 	}
@@ -70,6 +75,37 @@ type pageReader struct {
 	// bad is called with each thing that is wrong and was left out. An error
 	// that it returns ends the walk.
 	bad func(bucket string, err error) error
+	// strict: a record that the keys above it do not lead to is wrong, too.
+	strict bool
+	// stop is asked at each page, and its error ends the walk; optional.
+	stop func() error
+	// want are the parts to walk, by bucket; nil: all there is. Its map without a
+	// bucket leaves that one out.
+	want map[string][]span
+	// buckets are those that were found, and fetched how many pages were read.
+	buckets []string
+	fetched int
+}
+
+// span is a range of keys: from the first on, and below the second; nil is open.
+type span struct{ from, to []byte }
+
+func (s span) holds(k []byte) bool {
+	return bytes.Compare(s.from, k) <= 0 && (s.to == nil || bytes.Compare(k, s.to) < 0)
+}
+
+// wanted reports whether a page of the bucket whose keys are within s has to be
+// walked.
+func (p *pageReader) wanted(bucket string, s span) bool {
+	if p.want == nil || bucket == "" {
+		return true
+	}
+	for _, w := range p.want[bucket] {
+		if (s.to == nil || bytes.Compare(w.from, s.to) < 0) && (w.to == nil || bytes.Compare(s.from, w.to) < 0) {
+			return true
+		}
+	}
+	return false
 }
 
 // openPages reads the meta pages; the error of each that is of no use is told.
@@ -99,8 +135,8 @@ func openPages(f io.ReaderAt) (metas []boltMeta, problems []error) {
 
 // walk calls record for each record of each bucket that can be reached.
 func (p *pageReader) walk() error {
-	p.used = map[uint64]bool{0: true, 1: true}
-	return p.page("", p.meta.root, 0, nil)
+	p.used, p.buckets = map[uint64]bool{0: true, 1: true}, nil
+	return p.page("", p.meta.root, 0, nil, span{})
 }
 
 // fetch reads a page with those that belong to it, and marks them used.
@@ -112,6 +148,7 @@ func (p *pageReader) fetch(id uint64) ([]byte, error) {
 	if err := p.read(b, id); err != nil {
 		return nil, err
 	}
+	p.fetched++
 	le := binary.LittleEndian
 	more := uint64(le.Uint32(b[12:]))
 	switch {
@@ -144,7 +181,13 @@ func (p *pageReader) read(b []byte, id uint64) error {
 	return nil
 }
 
-func (p *pageReader) page(bucket string, id uint64, depth int, before *[]byte) error {
+// page walks a page whose keys are within s, if those that led to it are right.
+func (p *pageReader) page(bucket string, id uint64, depth int, before *[]byte, s span) error {
+	if p.stop != nil {
+		if err := p.stop(); err != nil {
+			return err
+		}
+	}
 	if depth > maxDepth {
 		return p.bad(bucket, fmt.Errorf("page %d is %d pages deep", id, depth))
 	}
@@ -157,36 +200,50 @@ func (p *pageReader) page(bucket string, id uint64, depth int, before *[]byte) e
 	}
 	switch flags := binary.LittleEndian.Uint16(b[8:]); flags {
 	case leafPage:
-		return p.leaf(bucket, b, fmt.Sprintf("page %d", id), before)
+		return p.leaf(bucket, b, fmt.Sprintf("page %d", id), before, s)
 	case branchPage:
-		return p.branch(bucket, b, id, depth, before)
+		return p.branch(bucket, b, id, depth, before, s)
 	default:
 		return p.bad(bucket, fmt.Errorf("page %d is of no known kind: %#x", id, flags))
 	}
 }
 
-func (p *pageReader) branch(bucket string, b []byte, id uint64, depth int, before *[]byte) error {
+func (p *pageReader) branch(bucket string, b []byte, id uint64, depth int, before *[]byte, s span) error {
 	le, count := binary.LittleEndian, int(binary.LittleEndian.Uint16(b[10:]))
 	if count == 0 || pageHeader+count*elementSize > len(b) {
 		return p.bad(bucket, fmt.Errorf("page %d cannot have %d branches", id, count))
 	}
-	for i := range count {
+	key := func(i int) ([]byte, bool) {
 		at := pageHeader + i*elementSize
-		e := b[at:]
-		if _, ok := cut(b, at, le.Uint32(e), le.Uint32(e[4:])); !ok {
+		return cut(b, at, le.Uint32(b[at:]), le.Uint32(b[at+4:]))
+	}
+	for i := range count {
+		e := b[pageHeader+i*elementSize:]
+		lo, ok := key(i)
+		if !ok {
 			if err := p.bad(bucket, fmt.Errorf("branch %d of page %d lies outside of it", i, id)); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := p.page(bucket, le.Uint64(e[8:]), depth+1, before); err != nil {
+		below := s
+		if i > 0 {
+			below.from = lo
+		}
+		if i+1 < count {
+			below.to, _ = key(i + 1) // one that lies outside is told when it is its turn
+		}
+		if !p.wanted(bucket, below) {
+			continue
+		}
+		if err := p.page(bucket, le.Uint64(e[8:]), depth+1, before, below); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p *pageReader) leaf(bucket string, b []byte, where string, before *[]byte) error {
+func (p *pageReader) leaf(bucket string, b []byte, where string, before *[]byte, s span) error {
 	le, count := binary.LittleEndian, int(binary.LittleEndian.Uint16(b[10:]))
 	if pageHeader+count*elementSize > len(b) {
 		return p.bad(bucket, fmt.Errorf("%s cannot have %d records", where, count))
@@ -203,6 +260,8 @@ func (p *pageReader) leaf(bucket string, b []byte, where string, before *[]byte)
 			err = p.bad(bucket, fmt.Errorf("record %d of %s lies outside of it", i, where))
 		case bytes.Compare(k, *before) <= 0:
 			err = p.bad(bucket, fmt.Errorf("record %d of %s is out of order", i, where))
+		case p.strict && !s.holds(k):
+			err = p.bad(bucket, fmt.Errorf("record %d of %s is not where one would look for it", i, where))
 		case flags == bucketLeaf:
 			*before = bytes.Clone(k)
 			err = p.nested(bucket, string(k), v)
@@ -224,13 +283,17 @@ func (p *pageReader) nested(in, name string, v []byte) error {
 	if in != "" || len(v) < 16 {
 		return p.bad(in, fmt.Errorf("bucket %q cannot be where it is", name))
 	}
+	p.buckets = append(p.buckets, name)
+	if p.want != nil && p.want[name] == nil {
+		return nil
+	}
 	if root := binary.LittleEndian.Uint64(v); root != 0 {
-		return p.page(name, root, 0, nil)
+		return p.page(name, root, 0, nil, span{})
 	}
 	if v = v[16:]; len(v) < pageHeader || binary.LittleEndian.Uint16(v[8:]) != leafPage {
 		return p.bad(name, errors.New("its records, which lie within the root, cannot be read"))
 	}
-	return p.leaf(name, v, "the root", new([]byte))
+	return p.leaf(name, v, "the root", new([]byte), span{})
 }
 
 // cut returns size bytes that lie off bytes behind at, if they are within b.
@@ -260,12 +323,32 @@ func checkStructure(path string) error {
 		}
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
-	p := &pageReader{file: f, meta: metas[0], record: func(string, []byte, []byte) {}}
-	p.bad = func(bucket string, err error) error {
-		if unavailable(err) {
-			return err
-		}
-		return fmt.Errorf("%w: bucket %q: %w", ErrDamaged, bucket, err)
-	}
+	p := &pageReader{file: f, meta: metas[0], strict: true, record: func(string, []byte, []byte) {}, bad: damage}
 	return p.walk()
+}
+
+// damage ends a walk at the first thing that is wrong.
+func damage(bucket string, err error) error {
+	if unavailable(err) {
+		return err
+	}
+	return fmt.Errorf("%w: bucket %q: %w", ErrDamaged, bucket, err)
+}
+
+// freePagesSum is the CRC-32C of the pages on which the free pages are noted; nil
+// when they are not noted.
+func (p *pageReader) freePagesSum() (*uint32, error) {
+	if p.meta.free == noFreePages {
+		return nil, nil
+	}
+	p.used = map[uint64]bool{}
+	b, err := p.fetch(p.meta.free)
+	if err != nil {
+		return nil, err
+	}
+	if flags := binary.LittleEndian.Uint16(b[8:]); flags != freePage {
+		return nil, fmt.Errorf("page %d should note the free pages, and is of kind %#x", p.meta.free, flags)
+	}
+	sum := crc32.Checksum(b, castagnoli)
+	return &sum, nil
 }

@@ -48,22 +48,22 @@ func TestUntouchable(t *testing.T) {
 		{"of a newer agent", func(t *testing.T, cfg *state.Config) { newer(t, filepath.Join(cfg.Dir, "state.db")) },
 			state.ErrNewerSchema, []string{"schema version 900", "install the newer agent"}},
 		{"on a disk that cannot read", func(_ *testing.T, cfg *state.Config) {
-			cfg.Inspect = func(context.Context, string) (state.Facts, error) {
+			cfg.Inspect = func(context.Context, string, bool) (state.Facts, error) {
 				return state.Verified(child.Result{ExitCode: 1, Stderr: []byte(child.FormatError(&fs.PathError{Op: "read", Path: "state.db", Err: unix.EIO}))}, nil)
 			}
 		}, unix.EIO, []string{"input/output error"}},
 		{"when the process that looks is killed", func(_ *testing.T, cfg *state.Config) {
-			cfg.Inspect = func(context.Context, string) (state.Facts, error) {
+			cfg.Inspect = func(context.Context, string, bool) (state.Facts, error) {
 				return state.Verified(child.Result{}, &child.SignalError{Signal: unix.SIGKILL, State: "signal: killed"})
 			}
 		}, nil, []string{"killed"}},
 		{"when that process has no memory", func(_ *testing.T, cfg *state.Config) {
-			cfg.Inspect = func(context.Context, string) (state.Facts, error) {
+			cfg.Inspect = func(context.Context, string, bool) (state.Facts, error) {
 				return state.Verified(child.Result{ExitCode: 2, Stderr: []byte("fatal error: runtime: out of memory\n\ngoroutine 1")}, nil)
 			}
 		}, nil, []string{"out of memory"}},
 		{"when it takes too long", func(_ *testing.T, cfg *state.Config) {
-			cfg.Inspect = func(context.Context, string) (state.Facts, error) {
+			cfg.Inspect = func(context.Context, string, bool) (state.Facts, error) {
 				return state.Verified(child.Result{}, context.DeadlineExceeded)
 			}
 		}, context.DeadlineExceeded, nil},

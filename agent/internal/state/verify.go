@@ -27,8 +27,8 @@ const (
 )
 
 // VerifyMain is millwrightd verify-state: it looks at one state file, in a
-// process of its own, as [InspectFile] or, with the word full, [CheckFile] does.
-// Its arguments are inspect or full, the file, and how long to wait for whoever
+// process of its own, as [InspectFile] or, with the word glance, [GlanceFile], or,
+// with the word full, [CheckFile] does. Its arguments are that word, the file, and how long to wait for whoever
 // holds it. It writes the facts to stdout and an error to stderr, for
 // [Verified], and returns the exit code.
 //
@@ -58,7 +58,7 @@ func VerifyMain(args []string, stdout, stderr io.Writer) int {
 
 func verify(args []string, stderr io.Writer) (any, error) {
 	if len(args) != 3 || !filepath.IsAbs(args[1]) {
-		return Facts{}, errors.New("usage: verify-state inspect|full|repair FILE WAIT")
+		return Facts{}, errors.New("usage: verify-state glance|inspect|full|repair FILE WAIT")
 	}
 	wait, err := time.ParseDuration(args[2])
 	if err != nil {
@@ -70,23 +70,29 @@ func verify(args []string, stderr io.Writer) (any, error) {
 	switch args[0] {
 	case "inspect":
 		return InspectFile(args[1], wait)
+	case "glance":
+		return GlanceFile(args[1])
 	case "full":
 		return CheckFile(args[1], wait)
 	case "repair":
 		return RepairFile(args[1], args[1]+repaired)
 	}
-	return Facts{}, fmt.Errorf("verify-state %s: want inspect, full or repair", strconv.Quote(args[0]))
+	return Facts{}, fmt.Errorf("verify-state %s: want glance, inspect, full or repair", strconv.Quote(args[0]))
 }
 
 // VerifyWithin bounds a process that looks at a state file. A file that takes
 // longer is not judged, and not touched.
 const VerifyWithin = time.Minute
 
-// InAnotherProcess returns what looks at a file as [InspectFile] does, in a
-// process of its own: executable is a millwrightd, and run runs it.
-func InAnotherProcess(run func(context.Context, child.Spec) (child.Result, error), executable string) func(context.Context, string) (Facts, error) {
-	return func(ctx context.Context, path string) (Facts, error) {
-		r, err := run(ctx, VerifySpec(executable, "inspect", path, defaultLockTimeout))
+// InAnotherProcess returns what looks at a file as [InspectFile] and [GlanceFile]
+// do, in a process of its own: executable is a millwrightd, and run runs it.
+func InAnotherProcess(run func(context.Context, child.Spec) (child.Result, error), executable string) func(context.Context, string, bool) (Facts, error) {
+	return func(ctx context.Context, path string, whole bool) (Facts, error) {
+		how := "glance"
+		if whole {
+			how = "inspect"
+		}
+		r, err := run(ctx, VerifySpec(executable, how, path, defaultLockTimeout))
 		return Verified(r, err)
 	}
 }
@@ -139,7 +145,7 @@ func withCopy(path string, do func(copied string) error) (err error) {
 	return do(copied)
 }
 
-// VerifySpec is the process that looks at path; how is inspect, full or repair.
+// VerifySpec is the process that looks at path; how is glance, inspect, full or repair.
 func VerifySpec(executable, how, path string, wait time.Duration) child.Spec {
 	return child.Spec{
 		Argv: []string{executable, "verify-state", how, path, wait.String()}, Timeout: VerifyWithin, Key: "verify-state " + path,

@@ -206,7 +206,10 @@ type JournalMark struct {
 	HighWater *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=high_water,json=highWater,proto3" json:"high_water,omitempty"`
 	// What time it was at least, and hardly more: the last time that the server
 	// confirmed, and what CLOCK_BOOTTIME counted since.
-	SureTime      *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=sure_time,json=sureTime,proto3" json:"sure_time,omitempty"`
+	SureTime *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=sure_time,json=sureTime,proto3" json:"sure_time,omitempty"`
+	// The state file as it was left by this mark's transaction, when all of it had
+	// been found sound before. Unset: the next start looks at all of it.
+	Sound         *SoundFile `protobuf:"bytes,60,opt,name=sound,proto3" json:"sound,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -311,6 +314,144 @@ func (x *JournalMark) GetSureTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *JournalMark) GetSound() *SoundFile {
+	if x != nil {
+		return x.Sound
+	}
+	return nil
+}
+
+// SoundFile tells the state file that was found sound, and was changed by nobody
+// but its agent since, from any other.
+type SoundFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The boot in which this was written.
+	BootId string `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// The file's device, which another boot may number otherwise.
+	Device uint64 `protobuf:"varint,2,opt,name=device,proto3" json:"device,omitempty"`
+	// The file's inode.
+	Inode uint64 `protobuf:"varint,3,opt,name=inode,proto3" json:"inode,omitempty"`
+	// The file's size.
+	SizeBytes int64 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// When the file or its inode was last changed, in nanoseconds since 1970, as
+	// the kernel has noted it. No program can set it.
+	ChangeTimeNanos int64 `protobuf:"varint,5,opt,name=change_time_nanos,json=changeTimeNanos,proto3" json:"change_time_nanos,omitempty"`
+	// CRC-32C of the pages on which bbolt notes the free pages. Without such pages
+	// a file is never opened unseen.
+	FreePagesSum *uint32 `protobuf:"varint,6,opt,name=free_pages_sum,json=freePagesSum,proto3,oneof" json:"free_pages_sum,omitempty"`
+	// The agent has closed the file: all of it, and its inode, is on the disk.
+	Closed bool `protobuf:"varint,7,opt,name=closed,proto3" json:"closed,omitempty"`
+	// An agent that was killed has left the file, and the one that was started
+	// then has not yet looked at all of it. It is not trusted so twice.
+	Unseen bool `protobuf:"varint,8,opt,name=unseen,proto3" json:"unseen,omitempty"`
+	// Bytes of the frames that the server does not have.
+	UnacknowledgedBytes int64 `protobuf:"varint,9,opt,name=unacknowledged_bytes,json=unacknowledgedBytes,proto3" json:"unacknowledged_bytes,omitempty"`
+	// Bytes of those that it has, and that are still kept.
+	KeptBytes     int64 `protobuf:"varint,10,opt,name=kept_bytes,json=keptBytes,proto3" json:"kept_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SoundFile) Reset() {
+	*x = SoundFile{}
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SoundFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SoundFile) ProtoMessage() {}
+
+func (x *SoundFile) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SoundFile.ProtoReflect.Descriptor instead.
+func (*SoundFile) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SoundFile) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *SoundFile) GetDevice() uint64 {
+	if x != nil {
+		return x.Device
+	}
+	return 0
+}
+
+func (x *SoundFile) GetInode() uint64 {
+	if x != nil {
+		return x.Inode
+	}
+	return 0
+}
+
+func (x *SoundFile) GetSizeBytes() int64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *SoundFile) GetChangeTimeNanos() int64 {
+	if x != nil {
+		return x.ChangeTimeNanos
+	}
+	return 0
+}
+
+func (x *SoundFile) GetFreePagesSum() uint32 {
+	if x != nil && x.FreePagesSum != nil {
+		return *x.FreePagesSum
+	}
+	return 0
+}
+
+func (x *SoundFile) GetClosed() bool {
+	if x != nil {
+		return x.Closed
+	}
+	return false
+}
+
+func (x *SoundFile) GetUnseen() bool {
+	if x != nil {
+		return x.Unseen
+	}
+	return false
+}
+
+func (x *SoundFile) GetUnacknowledgedBytes() int64 {
+	if x != nil {
+		return x.UnacknowledgedBytes
+	}
+	return 0
+}
+
+func (x *SoundFile) GetKeptBytes() int64 {
+	if x != nil {
+		return x.KeptBytes
+	}
+	return 0
+}
+
 // TaskRecord is one task as the node's journal holds it.
 type TaskRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -379,7 +520,7 @@ type TaskRecord struct {
 
 func (x *TaskRecord) Reset() {
 	*x = TaskRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[2]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -391,7 +532,7 @@ func (x *TaskRecord) String() string {
 func (*TaskRecord) ProtoMessage() {}
 
 func (x *TaskRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[2]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -404,7 +545,7 @@ func (x *TaskRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskRecord.ProtoReflect.Descriptor instead.
 func (*TaskRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{2}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *TaskRecord) GetTaskId() string {
@@ -650,7 +791,7 @@ type StepRecord struct {
 
 func (x *StepRecord) Reset() {
 	*x = StepRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[3]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -662,7 +803,7 @@ func (x *StepRecord) String() string {
 func (*StepRecord) ProtoMessage() {}
 
 func (x *StepRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[3]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -675,7 +816,7 @@ func (x *StepRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRecord.ProtoReflect.Descriptor instead.
 func (*StepRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{3}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *StepRecord) GetPhase() v1.StepPhase {
@@ -789,7 +930,7 @@ type SeenRecord struct {
 
 func (x *SeenRecord) Reset() {
 	*x = SeenRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[4]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +942,7 @@ func (x *SeenRecord) String() string {
 func (*SeenRecord) ProtoMessage() {}
 
 func (x *SeenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[4]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +955,7 @@ func (x *SeenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SeenRecord.ProtoReflect.Descriptor instead.
 func (*SeenRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{4}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SeenRecord) GetLeafHash() []byte {
@@ -856,7 +997,7 @@ type IntentRecord struct {
 
 func (x *IntentRecord) Reset() {
 	*x = IntentRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[5]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -868,7 +1009,7 @@ func (x *IntentRecord) String() string {
 func (*IntentRecord) ProtoMessage() {}
 
 func (x *IntentRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[5]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -881,7 +1022,7 @@ func (x *IntentRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntentRecord.ProtoReflect.Descriptor instead.
 func (*IntentRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{5}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *IntentRecord) GetKey() string {
@@ -966,7 +1107,7 @@ type CommandRecord struct {
 
 func (x *CommandRecord) Reset() {
 	*x = CommandRecord{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[6]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1119,7 @@ func (x *CommandRecord) String() string {
 func (*CommandRecord) ProtoMessage() {}
 
 func (x *CommandRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[6]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1132,7 @@ func (x *CommandRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandRecord.ProtoReflect.Descriptor instead.
 func (*CommandRecord) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{6}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CommandRecord) GetTaskId() string {
@@ -1062,7 +1203,7 @@ type RebootLog struct {
 
 func (x *RebootLog) Reset() {
 	*x = RebootLog{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[7]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1074,7 +1215,7 @@ func (x *RebootLog) String() string {
 func (*RebootLog) ProtoMessage() {}
 
 func (x *RebootLog) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[7]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1087,7 +1228,7 @@ func (x *RebootLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootLog.ProtoReflect.Descriptor instead.
 func (*RebootLog) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{7}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RebootLog) GetReboots() []*RebootEntry {
@@ -1112,7 +1253,7 @@ type RebootEntry struct {
 
 func (x *RebootEntry) Reset() {
 	*x = RebootEntry{}
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[8]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1124,7 +1265,7 @@ func (x *RebootEntry) String() string {
 func (*RebootEntry) ProtoMessage() {}
 
 func (x *RebootEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_agent_v1_journal_proto_msgTypes[8]
+	mi := &file_millwright_agent_v1_journal_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1137,7 +1278,7 @@ func (x *RebootEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootEntry.ProtoReflect.Descriptor instead.
 func (*RebootEntry) Descriptor() ([]byte, []int) {
-	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{8}
+	return file_millwright_agent_v1_journal_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RebootEntry) GetTaskId() string {
@@ -1178,7 +1319,7 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"createTime\x12\x1f\n" +
 	"\vinstance_id\x18\x06 \x01(\tR\n" +
 	"instanceId\x12.\n" +
-	"\x13previous_journal_id\x18\a \x01(\tR\x11previousJournalId\"\xf9\x02\n" +
+	"\x13previous_journal_id\x18\a \x01(\tR\x11previousJournalId\"\xaf\x03\n" +
 	"\vJournalMark\x12\x18\n" +
 	"\acounter\x18\x01 \x01(\x04R\acounter\x12\x1d\n" +
 	"\n" +
@@ -1193,7 +1334,23 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\tcondemned\x18\b \x01(\bR\tcondemned\x129\n" +
 	"\n" +
 	"high_water\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\thighWater\x127\n" +
-	"\tsure_time\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\bsureTime\"\xd4\t\n" +
+	"\tsure_time\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\bsureTime\x124\n" +
+	"\x05sound\x18< \x01(\v2\x1e.millwright.agent.v1.SoundFileR\x05sound\"\xdd\x02\n" +
+	"\tSoundFile\x12\x17\n" +
+	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x16\n" +
+	"\x06device\x18\x02 \x01(\x04R\x06device\x12\x14\n" +
+	"\x05inode\x18\x03 \x01(\x04R\x05inode\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\x03R\tsizeBytes\x12*\n" +
+	"\x11change_time_nanos\x18\x05 \x01(\x03R\x0fchangeTimeNanos\x12)\n" +
+	"\x0efree_pages_sum\x18\x06 \x01(\rH\x00R\ffreePagesSum\x88\x01\x01\x12\x16\n" +
+	"\x06closed\x18\a \x01(\bR\x06closed\x12\x16\n" +
+	"\x06unseen\x18\b \x01(\bR\x06unseen\x121\n" +
+	"\x14unacknowledged_bytes\x18\t \x01(\x03R\x13unacknowledgedBytes\x12\x1d\n" +
+	"\n" +
+	"kept_bytes\x18\n" +
+	" \x01(\x03R\tkeptBytesB\x11\n" +
+	"\x0f_free_pages_sum\"\xd4\t\n" +
 	"\n" +
 	"TaskRecord\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1b\n" +
@@ -1302,70 +1459,72 @@ func file_millwright_agent_v1_journal_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_agent_v1_journal_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_agent_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_millwright_agent_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_millwright_agent_v1_journal_proto_goTypes = []any{
 	(TaskOrigin)(0),               // 0: millwright.agent.v1.TaskOrigin
 	(*JournalMeta)(nil),           // 1: millwright.agent.v1.JournalMeta
 	(*JournalMark)(nil),           // 2: millwright.agent.v1.JournalMark
-	(*TaskRecord)(nil),            // 3: millwright.agent.v1.TaskRecord
-	(*StepRecord)(nil),            // 4: millwright.agent.v1.StepRecord
-	(*SeenRecord)(nil),            // 5: millwright.agent.v1.SeenRecord
-	(*IntentRecord)(nil),          // 6: millwright.agent.v1.IntentRecord
-	(*CommandRecord)(nil),         // 7: millwright.agent.v1.CommandRecord
-	(*RebootLog)(nil),             // 8: millwright.agent.v1.RebootLog
-	(*RebootEntry)(nil),           // 9: millwright.agent.v1.RebootEntry
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
-	(*v1.Envelope)(nil),           // 11: millwright.task.v1.Envelope
-	(*v1.SignedLeaf)(nil),         // 12: millwright.task.v1.SignedLeaf
-	(*v1.Authorizer)(nil),         // 13: millwright.task.v1.Authorizer
-	(v1.TaskState)(0),             // 14: millwright.task.v1.TaskState
-	(v1.UndoState)(0),             // 15: millwright.task.v1.UndoState
-	(*anypb.Any)(nil),             // 16: google.protobuf.Any
-	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
-	(v1.StepPhase)(0),             // 18: millwright.task.v1.StepPhase
-	(*v1.CommandOutcome)(nil),     // 19: millwright.task.v1.CommandOutcome
-	(v1.IntentState)(0),           // 20: millwright.task.v1.IntentState
+	(*SoundFile)(nil),             // 3: millwright.agent.v1.SoundFile
+	(*TaskRecord)(nil),            // 4: millwright.agent.v1.TaskRecord
+	(*StepRecord)(nil),            // 5: millwright.agent.v1.StepRecord
+	(*SeenRecord)(nil),            // 6: millwright.agent.v1.SeenRecord
+	(*IntentRecord)(nil),          // 7: millwright.agent.v1.IntentRecord
+	(*CommandRecord)(nil),         // 8: millwright.agent.v1.CommandRecord
+	(*RebootLog)(nil),             // 9: millwright.agent.v1.RebootLog
+	(*RebootEntry)(nil),           // 10: millwright.agent.v1.RebootEntry
+	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*v1.Envelope)(nil),           // 12: millwright.task.v1.Envelope
+	(*v1.SignedLeaf)(nil),         // 13: millwright.task.v1.SignedLeaf
+	(*v1.Authorizer)(nil),         // 14: millwright.task.v1.Authorizer
+	(v1.TaskState)(0),             // 15: millwright.task.v1.TaskState
+	(v1.UndoState)(0),             // 16: millwright.task.v1.UndoState
+	(*anypb.Any)(nil),             // 17: google.protobuf.Any
+	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
+	(v1.StepPhase)(0),             // 19: millwright.task.v1.StepPhase
+	(*v1.CommandOutcome)(nil),     // 20: millwright.task.v1.CommandOutcome
+	(v1.IntentState)(0),           // 21: millwright.task.v1.IntentState
 }
 var file_millwright_agent_v1_journal_proto_depIdxs = []int32{
-	10, // 0: millwright.agent.v1.JournalMeta.floor:type_name -> google.protobuf.Timestamp
-	10, // 1: millwright.agent.v1.JournalMeta.create_time:type_name -> google.protobuf.Timestamp
-	10, // 2: millwright.agent.v1.JournalMark.wall_time:type_name -> google.protobuf.Timestamp
-	10, // 3: millwright.agent.v1.JournalMark.high_water:type_name -> google.protobuf.Timestamp
-	10, // 4: millwright.agent.v1.JournalMark.sure_time:type_name -> google.protobuf.Timestamp
-	11, // 5: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
-	12, // 6: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	13, // 7: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
-	14, // 8: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
-	15, // 9: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
-	16, // 10: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
-	10, // 11: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
-	10, // 12: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
-	10, // 13: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
-	0,  // 14: millwright.agent.v1.TaskRecord.origin:type_name -> millwright.agent.v1.TaskOrigin
-	17, // 15: millwright.agent.v1.TaskRecord.start_boot_time:type_name -> google.protobuf.Duration
-	10, // 16: millwright.agent.v1.TaskRecord.wait_time:type_name -> google.protobuf.Timestamp
-	18, // 17: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
-	10, // 18: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
-	10, // 19: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
-	19, // 20: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
-	17, // 21: millwright.agent.v1.StepRecord.try_began:type_name -> google.protobuf.Duration
-	17, // 22: millwright.agent.v1.StepRecord.retry_at:type_name -> google.protobuf.Duration
-	17, // 23: millwright.agent.v1.StepRecord.retry_wait:type_name -> google.protobuf.Duration
-	17, // 24: millwright.agent.v1.StepRecord.undo_began:type_name -> google.protobuf.Duration
-	10, // 25: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
-	12, // 26: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	11, // 27: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
-	20, // 28: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
-	10, // 29: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
-	10, // 30: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
-	19, // 31: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
-	9,  // 32: millwright.agent.v1.RebootLog.reboots:type_name -> millwright.agent.v1.RebootEntry
-	10, // 33: millwright.agent.v1.RebootEntry.time:type_name -> google.protobuf.Timestamp
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	11, // 0: millwright.agent.v1.JournalMeta.floor:type_name -> google.protobuf.Timestamp
+	11, // 1: millwright.agent.v1.JournalMeta.create_time:type_name -> google.protobuf.Timestamp
+	11, // 2: millwright.agent.v1.JournalMark.wall_time:type_name -> google.protobuf.Timestamp
+	11, // 3: millwright.agent.v1.JournalMark.high_water:type_name -> google.protobuf.Timestamp
+	11, // 4: millwright.agent.v1.JournalMark.sure_time:type_name -> google.protobuf.Timestamp
+	3,  // 5: millwright.agent.v1.JournalMark.sound:type_name -> millwright.agent.v1.SoundFile
+	12, // 6: millwright.agent.v1.TaskRecord.envelope:type_name -> millwright.task.v1.Envelope
+	13, // 7: millwright.agent.v1.TaskRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	14, // 8: millwright.agent.v1.TaskRecord.authorized_by:type_name -> millwright.task.v1.Authorizer
+	15, // 9: millwright.agent.v1.TaskRecord.state:type_name -> millwright.task.v1.TaskState
+	16, // 10: millwright.agent.v1.TaskRecord.undo:type_name -> millwright.task.v1.UndoState
+	17, // 11: millwright.agent.v1.TaskRecord.result:type_name -> google.protobuf.Any
+	11, // 12: millwright.agent.v1.TaskRecord.accept_time:type_name -> google.protobuf.Timestamp
+	11, // 13: millwright.agent.v1.TaskRecord.start_time:type_name -> google.protobuf.Timestamp
+	11, // 14: millwright.agent.v1.TaskRecord.end_time:type_name -> google.protobuf.Timestamp
+	0,  // 15: millwright.agent.v1.TaskRecord.origin:type_name -> millwright.agent.v1.TaskOrigin
+	18, // 16: millwright.agent.v1.TaskRecord.start_boot_time:type_name -> google.protobuf.Duration
+	11, // 17: millwright.agent.v1.TaskRecord.wait_time:type_name -> google.protobuf.Timestamp
+	19, // 18: millwright.agent.v1.StepRecord.phase:type_name -> millwright.task.v1.StepPhase
+	11, // 19: millwright.agent.v1.StepRecord.start_time:type_name -> google.protobuf.Timestamp
+	11, // 20: millwright.agent.v1.StepRecord.end_time:type_name -> google.protobuf.Timestamp
+	20, // 21: millwright.agent.v1.StepRecord.command:type_name -> millwright.task.v1.CommandOutcome
+	18, // 22: millwright.agent.v1.StepRecord.try_began:type_name -> google.protobuf.Duration
+	18, // 23: millwright.agent.v1.StepRecord.retry_at:type_name -> google.protobuf.Duration
+	18, // 24: millwright.agent.v1.StepRecord.retry_wait:type_name -> google.protobuf.Duration
+	18, // 25: millwright.agent.v1.StepRecord.undo_began:type_name -> google.protobuf.Duration
+	11, // 26: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
+	13, // 27: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	12, // 28: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
+	21, // 29: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
+	11, // 30: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
+	11, // 31: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
+	20, // 32: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
+	10, // 33: millwright.agent.v1.RebootLog.reboots:type_name -> millwright.agent.v1.RebootEntry
+	11, // 34: millwright.agent.v1.RebootEntry.time:type_name -> google.protobuf.Timestamp
+	35, // [35:35] is the sub-list for method output_type
+	35, // [35:35] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_journal_proto_init() }
@@ -1373,13 +1532,14 @@ func file_millwright_agent_v1_journal_proto_init() {
 	if File_millwright_agent_v1_journal_proto != nil {
 		return
 	}
+	file_millwright_agent_v1_journal_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_journal_proto_rawDesc), len(file_millwright_agent_v1_journal_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
