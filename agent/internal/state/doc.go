@@ -47,6 +47,11 @@
 // start: a new journal begins, with a floor below which nothing is carried out,
 // and the old file, if there is one, is set aside and never deleted.
 //
+// # A full disk
+//
+// Behind its last page the file has blocks that the disk has given already, for the
+// last steps and results of what runs. [Store.Room] defers new tasks long before.
+//
 // # Damage
 //
 // A damaged page can make bbolt run in circles, ask for any amount of memory, or

@@ -120,6 +120,7 @@ func (m *markFile) close() error {
 // raiseMark writes what is now durable into the mark. Only the one who commits
 // calls it.
 func (s *Store) raiseMark() error {
+	used := int64(0)
 	next := &agentv1.JournalMark{Node: s.cfg.Node, Generation: s.cfg.Generation, Condemned: s.condemned}
 	err := s.db.View(func(btx *bolt.Tx) error {
 		tx := newTx(btx, s.cfg)
@@ -132,11 +133,13 @@ func (s *Store) raiseMark() error {
 			return err
 		}
 		next.JournalId, next.Seq, next.Transaction = meta.GetJournalId(), h.seq, uint64(btx.ID())
+		used = btx.Size()
 		return nil
 	})
 	if err != nil {
 		return err
 	}
+	s.reserve(used)
 	high, sure := s.cfg.HighWater.Kept()
 	next.HighWater, next.SureTime = timestamp(high), timestamp(sure)
 	next.WallTime = timestamp(latest(high, s.issued, s.mark.last.GetWallTime().AsTime()))

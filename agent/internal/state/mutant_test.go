@@ -36,6 +36,8 @@ func TestMain(m *testing.M) {
 			os.Exit(openState(os.Args[2], false))
 		case "open-rotten-state":
 			os.Exit(openState(os.Args[2], true))
+		case "full-state":
+			os.Exit(fullState(os.Args[2], os.Args[3] == "reserve"))
 		case "die-with-state":
 			os.Exit(dieWithState(os.Args[2], os.Args[3:]))
 		}

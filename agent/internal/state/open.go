@@ -69,6 +69,9 @@ type Config struct {
 	// Reserve is how many bytes must be free for one more task; optional,
 	// 64 MiB.
 	Reserve uint64
+	// Results is how many bytes of the disk are kept for the results of what runs;
+	// optional, 16 MiB; negative: none.
+	Results int64
 	// Guard is asked before a commit is written, and again when it is durable and
 	// nobody has heard of it; optional. An error fails the commit.
 	Guard func(written bool) error
@@ -78,12 +81,13 @@ type Config struct {
 type Store struct {
 	cfg  Config
 	db   *bolt.DB
-	raw  *os.File // the same file, to look at without a map
+	raw  *os.File // the same file, without a map
 	mark *markFile
 	soundness
 
 	condemned  bool      // touched only by the one who commits
 	issued     time.Time // see [Tx.Issued]; touched only by the one who commits
+	reserved   int64     // up to where the disk keeps room; touched only by the one who commits
 	clockReset bool      // the mark's times may be lowered; touched only by the one who commits
 
 	mu     sync.Mutex // guards queue, busy and closed
@@ -114,6 +118,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	if cfg.Reserve == 0 {
 		cfg.Reserve = defaultReserve
+	}
+	if cfg.Results == 0 {
+		cfg.Results = defaultResults
 	}
 	if cfg.Guard == nil {
 		cfg.Guard = func(bool) error { return nil }
@@ -147,7 +154,7 @@ func (s *Store) open(ctx context.Context) error {
 			return err
 		}
 	}
-	if s.raw, err = os.Open(path); err != nil {
+	if s.raw, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
 		return errors.Join(fmt.Errorf("open state file: %w", err), s.db.Close())
 	}
 	if err := s.load(); err != nil {

@@ -159,11 +159,19 @@ func TestDisk(t *testing.T) {
 
 func full(t *testing.T, s *site) {
 	s.Sh("n1", "rm -f /root/runs /root/go")
-	before := s.Start("system.command", "n1", slow)
-	s.Await(before, running)
-	s.Sh("n1", "until test -s /root/runs; do sleep 0.1; done")
+	var before []string
+	for range 8 {
+		before = append(before, s.Start("system.command", "n1", slow))
+	}
+	for _, id := range before {
+		s.Await(id, running)
+	}
+	s.Sh("n1", "until test $(wc -l < /root/runs) = 8; do sleep 0.1; done")
 	if err := s.node.Fill(t.Context(), testbed.StateDir, 0); err != nil {
 		t.Fatal(err)
+	}
+	if kept := s.Sh("n1", "f="+testbed.StateDir+"/state.db; test $(($(stat -c '%b * %B - %s' $f))) -ge 12000000 && echo kept"); kept != "kept" {
+		t.Error("the journal has no room of its own behind its end")
 	}
 	if free := s.Sh("n1", "stat -f -c %a "+testbed.StateDir); free != "0" {
 		t.Fatalf("%s blocks are free", free)
@@ -173,17 +181,19 @@ func full(t *testing.T, s *site) {
 	s.lives(t)
 	// What runs ends, and its result comes home, while there is no room.
 	s.Sh("n1", "touch /root/go")
-	s.honest(t, before)
-	// The command's own reserve is all that came free.
-	if free := s.Sh("n1", "test $(stat -f -c %a "+testbed.StateDir+") -lt 1024 && echo little"); free != "little" {
+	for _, id := range before {
+		s.honest(t, id)
+	}
+	// The commands' own reserves are all that came free.
+	if free := s.Sh("n1", "test $(stat -f -c %a "+testbed.StateDir+") -lt 8192 && echo little"); free != "little" {
 		t.Error("there was room when the task ended")
 	}
 	if err := s.node.Free(t.Context(), testbed.StateDir); err != nil {
 		t.Fatal(err)
 	}
 	s.honest(t, later)
-	if runs := s.Sh("n1", "wc -l < /root/runs"); runs != "1" {
-		t.Errorf("the command ran %s times", runs)
+	if runs := s.Sh("n1", "wc -l < /root/runs"); runs != "8" {
+		t.Errorf("eight commands ran %s times", runs)
 	}
 	s.same(t)
 }
