@@ -4,6 +4,7 @@
 package controlplane
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -12,6 +13,9 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/gpuaas/millwright/tasks"
+
+	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
+	"github.com/gpuaas/millwright/controlplane/internal/store/look"
 )
 
 // Config is a server. The fields after Logger may be left zero.
@@ -30,6 +34,9 @@ type Config struct {
 	// Logger gets what an operator of the server should know.
 	Logger *slog.Logger
 
+	// Executable is the millwright-server that looks at the store before it is
+	// opened, in a process of its own; empty means that this process does.
+	Executable string
 	// Version is the server's version.
 	Version string
 	// Heartbeat is how often each side of a session says something; 0 means 15
@@ -63,6 +70,15 @@ type Services struct {
 	// Unary and Stream judge the caller by the peer of the context.
 	Unary  grpc.UnaryServerInterceptor
 	Stream grpc.StreamServerInterceptor
+}
+
+// look is how the store is looked at before it is opened.
+func (c *Config) look(ctx context.Context) boltstore.Option {
+	if c.Executable == "" {
+		return boltstore.Look(nil)
+	}
+	other := look.InAnotherProcess(c.Executable)
+	return boltstore.Look(func(path string) error { return other(ctx, path) })
 }
 
 func (c *Config) storePath() string { return filepath.Join(c.StateDir, "store.db") }

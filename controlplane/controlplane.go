@@ -29,6 +29,10 @@ const (
 	certificateTTL = 24 * time.Hour
 )
 
+// ErrStore is wrapped by the error of [Server.Run] when the store cannot be used,
+// and starting again will not change that.
+var ErrStore = errors.New("the server does not start")
+
 // Server is a control plane. Run it once.
 type Server struct{ cfg Config }
 
@@ -46,11 +50,18 @@ func New(cfg Config) *Server {
 // Run serves until ctx ends, and returns once all has ended. It then has told
 // the nodes to come back later, and has let open calls end for a moment.
 func (s *Server) Run(ctx context.Context) (err error) {
-	db, err := boltstore.Open(s.cfg.storePath(), boltstore.Guard(s.cfg.Guard))
-	if errors.Is(err, fs.ErrNotExist) {
+	db, err := boltstore.Open(s.cfg.storePath(), boltstore.Guard(s.cfg.Guard), s.cfg.look(ctx))
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil // it is to stop before it has begun
+	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w; a new server is founded with: millwright-server init", err)
-	}
-	if err != nil {
+	case errors.Is(err, boltstore.ErrDamaged):
+		return fmt.Errorf("%w; nothing was changed: move the file away, restore store.db from a backup and start the server again; "+
+			"the nodes tell it again what it lacks: %w", err, ErrStore)
+	case errors.Is(err, boltstore.ErrNewer):
+		return fmt.Errorf("%w; install the newer release again: %w", err, ErrStore)
+	case err != nil:
 		return fmt.Errorf("%w%s", err, otherOwner(s.cfg.StateDir))
 	}
 	// The writer outlives everything that writes.

@@ -97,7 +97,7 @@ func checkBundle(bundle *nodev1.FoundingBundle, trustDomain string) (*trustroot.
 func foundStore(ctx context.Context, cfg Config, root *trustroot.Root) (err error) {
 	db, err := boltstore.Create(cfg.storePath())
 	if errors.Is(err, boltstore.ErrExists) {
-		db, err = boltstore.Open(cfg.storePath())
+		db, err = boltstore.Open(cfg.storePath(), cfg.look(ctx))
 	}
 	if err != nil {
 		return err

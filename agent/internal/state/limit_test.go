@@ -37,15 +37,21 @@ func hungry(how, path string) int {
 	return 0
 }
 
-// TestHungryReader bounds the process that looks at a state file: what asks for
-// too much is damage, within seconds, and the machine does not feel it.
-func TestHungryReader(t *testing.T) {
-	// The race detector dies of the limit of memory in its own way, as no product
-	// does: the reader is built without it.
+// reader is this test binary without the race detector, which dies of the limit of
+// memory in its own way, as no product does.
+func reader(t *testing.T) string {
+	t.Helper()
 	exe := filepath.Join(t.TempDir(), "reader")
 	if out, err := exec.CommandContext(t.Context(), "go", "test", "-race=false", "-c", "-o", exe, ".").CombinedOutput(); err != nil {
 		t.Fatalf("build the reader: %v\n%s", err, out)
 	}
+	return exe
+}
+
+// TestHungryReader bounds the process that looks at a state file: what asks for
+// too much is damage, within seconds, and the machine does not feel it.
+func TestHungryReader(t *testing.T) {
+	exe := reader(t)
 	path := filepath.Join(lived(t).Dir, "state.db")
 	runner := child.New(child.Config{Logger: slog.New(slog.DiscardHandler)})
 	for _, how := range []string{"at once", "slowly", "for ever"} {

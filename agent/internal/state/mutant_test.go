@@ -133,7 +133,8 @@ type mutant struct {
 }
 
 // mutants are all the ways for a file: cut at each page, each page zeroed, and
-// a bit flipped in the first 64 bytes of each page, at every third byte.
+// a bit flipped in the first 64 bytes of each page, at every third byte and in
+// the count of its records.
 func mutants(db []byte) (all []mutant) {
 	size := os.Getpagesize()
 	for page := range len(db) / size {
@@ -142,7 +143,10 @@ func mutants(db []byte) (all []mutant) {
 		}
 		all = append(all, mutant{fmt.Sprintf("cut at page %d", page), func(b []byte) []byte { return b[:page*size] }},
 			mutant{fmt.Sprintf("page %d zeroed", page), func(b []byte) []byte { clear(b[page*size : (page+1)*size]); return b }})
-		for at := 0; at < 64; at += 3 {
+		for at := range 64 {
+			if at%3 != 0 && at != 10 { // the count of its records
+				continue
+			}
 			all = append(all, mutant{fmt.Sprintf("bit flipped in page %d at byte %d", page, at), func(b []byte) []byte {
 				b[page*size+at] ^= 1 << (at % 8)
 				return b
@@ -198,7 +202,8 @@ func TestRottenMutants(t *testing.T) { testMutants(t, "open-rotten-state") }
 func testMutants(t *testing.T, how string) {
 	cfg := lived(t)
 	db, mark := read(t, filepath.Join(cfg.Dir, "state.db")), read(t, filepath.Join(cfg.Dir, "state.mark"))
-	whole := openFiles(t, how, t.TempDir(), db, mark)
+	exe := reader(t)
+	whole := openFiles(t, exe, how, t.TempDir(), db, mark)
 	outcomes := map[string]int{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -208,7 +213,7 @@ func testMutants(t *testing.T, how string) {
 		wg.Go(func() {
 			for m := range next {
 				damaged := m.damage(bytes.Clone(db))
-				what, f := judgeMutant(t, how, filepath.Join(dir, strings.ReplaceAll(m.name, " ", "-")), damaged, mark, whole)
+				what, f := judgeMutant(t, exe, how, filepath.Join(dir, strings.ReplaceAll(m.name, " ", "-")), damaged, mark, whole)
 				mu.Lock()
 				outcomes[what]++
 				if f.Late {
@@ -221,22 +226,24 @@ func testMutants(t *testing.T, how string) {
 			}
 		})
 	}
-	for _, m := range mutants(db) {
-		next <- m
+	for i, m := range mutants(db) {
+		if how == "open-state" || i%3 == 0 { // a third of them, for time
+			next <- m
+		}
 	}
 	close(next)
 	wg.Wait()
 	t.Logf("%d pages: %v", len(db)/os.Getpagesize(), outcomes)
-	if outcomes["kept"] == 0 || outcomes["JOURNAL_REASON_CORRUPT"] < 20 || outcomes["JOURNAL_REASON_ROLLED_BACK"] < 10 {
-		t.Errorf("outcomes = %v, want some kept, many corrupt, and at least 10 silent rollbacks that the mark caught", outcomes)
+	if outcomes["kept"] == 0 || outcomes["JOURNAL_REASON_CORRUPT"] < 20 || outcomes["JOURNAL_REASON_ROLLED_BACK"] < 5 {
+		t.Errorf("outcomes = %v, want some kept, many corrupt, and at least 5 silent rollbacks that the mark caught", outcomes)
 	}
 	if late := outcomes["found late"]; (late > 0) != (how == "open-rotten-state") {
 		t.Errorf("%d were found late by %s", late, how)
 	}
 }
 
-func judgeMutant(t *testing.T, how, dir string, damaged, mark []byte, whole fate) (string, fate) {
-	f := openFiles(t, how, dir, damaged, mark)
+func judgeMutant(t *testing.T, exe, how, dir string, damaged, mark []byte, whole fate) (string, fate) {
+	f := openFiles(t, exe, how, dir, damaged, mark)
 	aside := asideIs(t, dir, damaged)
 	switch {
 	case f.Err != "":
@@ -250,7 +257,7 @@ func judgeMutant(t *testing.T, how, dir string, damaged, mark []byte, whole fate
 }
 
 // openFiles has a state directory with these files opened by another process.
-func openFiles(t *testing.T, how, dir string, db, mark []byte) (f fate) {
+func openFiles(t *testing.T, exe, how, dir string, db, mark []byte) (f fate) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -262,11 +269,6 @@ func openFiles(t *testing.T, how, dir string, db, mark []byte) (f fate) {
 		if err := state.Vouch(dir); err != nil {
 			t.Error(err)
 		}
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		t.Error(err)
-		return f
 	}
 	r, err := child.New(child.Config{Logger: slog.New(slog.DiscardHandler)}).Run(t.Context(),
 		child.Spec{Argv: []string{exe, how, dir}, Timeout: time.Minute})

@@ -200,6 +200,9 @@ func (p *pageReader) page(bucket string, id uint64, depth int, before *[]byte, s
 	}
 	switch flags := binary.LittleEndian.Uint16(b[8:]); flags {
 	case leafPage:
+		if p.strict && depth > 0 && binary.LittleEndian.Uint16(b[10:]) == 0 {
+			return p.bad(bucket, fmt.Errorf("page %d says that it is empty", id))
+		}
 		return p.leaf(bucket, b, fmt.Sprintf("page %d", id), before, s)
 	case branchPage:
 		return p.branch(bucket, b, id, depth, before, s)
@@ -212,6 +215,9 @@ func (p *pageReader) branch(bucket string, b []byte, id uint64, depth int, befor
 	le, count := binary.LittleEndian, int(binary.LittleEndian.Uint16(b[10:]))
 	if count == 0 || pageHeader+count*elementSize > len(b) {
 		return p.bad(bucket, fmt.Errorf("page %d cannot have %d branches", id, count))
+	}
+	if first := le.Uint32(b[pageHeader:]); p.strict && int(first) != count*elementSize {
+		return p.bad(bucket, fmt.Errorf("page %d says that it has %d branches, and has room for %d", id, count, first/elementSize))
 	}
 	key := func(i int) ([]byte, bool) {
 		at := pageHeader + i*elementSize
@@ -247,6 +253,11 @@ func (p *pageReader) leaf(bucket string, b []byte, where string, before *[]byte,
 	le, count := binary.LittleEndian, int(binary.LittleEndian.Uint16(b[10:]))
 	if pageHeader+count*elementSize > len(b) {
 		return p.bad(bucket, fmt.Errorf("%s cannot have %d records", where, count))
+	}
+	// bbolt writes the first record behind the table of all: with a smaller count
+	// those behind would be gone without a word.
+	if count > 0 && p.strict && int(le.Uint32(b[pageHeader+4:])) != count*elementSize {
+		return p.bad(bucket, fmt.Errorf("%s has room for another number of records than %d", where, count))
 	}
 	for i := range count {
 		at := pageHeader + i*elementSize
@@ -324,7 +335,13 @@ func checkStructure(path string) error {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	p := &pageReader{file: f, meta: metas[0], strict: true, record: func(string, []byte, []byte) {}, bad: damage}
-	return p.walk()
+	if err := p.walk(); err != nil {
+		return err
+	}
+	if _, err := p.freePagesSum(); err != nil {
+		return damage("", err)
+	}
+	return nil
 }
 
 // damage ends a walk at the first thing that is wrong.
@@ -336,18 +353,37 @@ func damage(bucket string, err error) error {
 }
 
 // freePagesSum is the CRC-32C of the pages on which the free pages are noted; nil
-// when they are not noted.
+// when they are not noted. bbolt writes to whatever is noted there: each must be a
+// page of the file that the walk before has not come by.
 func (p *pageReader) freePagesSum() (*uint32, error) {
 	if p.meta.free == noFreePages {
 		return nil, nil
 	}
-	p.used = map[uint64]bool{}
+	if p.used == nil {
+		p.used = map[uint64]bool{}
+	}
 	b, err := p.fetch(p.meta.free)
 	if err != nil {
 		return nil, err
 	}
-	if flags := binary.LittleEndian.Uint16(b[8:]); flags != freePage {
+	le := binary.LittleEndian
+	if flags := le.Uint16(b[8:]); flags != freePage {
 		return nil, fmt.Errorf("page %d should note the free pages, and is of kind %#x", p.meta.free, flags)
+	}
+	ids, count := b[pageHeader:], uint64(le.Uint16(b[10:]))
+	if count == 0xffff {
+		count, ids = le.Uint64(ids), ids[8:]
+	}
+	if count > uint64(len(ids))/8 {
+		return nil, fmt.Errorf("page %d notes %d free pages, and has no room for them", p.meta.free, count)
+	}
+	last := uint64(1)
+	for i := range count {
+		id := le.Uint64(ids[8*i:])
+		if id <= last || id >= p.meta.pages || p.used[id] {
+			return nil, fmt.Errorf("page %d is noted as free and cannot be", id)
+		}
+		last = id
 	}
 	sum := crc32.Checksum(b, castagnoli)
 	return &sum, nil

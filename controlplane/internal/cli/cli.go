@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -15,13 +16,15 @@ import (
 
 	"github.com/gpuaas/millwright/controlplane"
 	"github.com/gpuaas/millwright/controlplane/internal/configfile"
+	"github.com/gpuaas/millwright/controlplane/internal/store/look"
 )
 
-// Exit codes.
+// Exit codes. The unit does not start a server again that ended with exitStore.
 const (
 	exitOK    = 0
 	exitError = 1
 	exitUsage = 2
+	exitStore = 3
 )
 
 // defaultConfig is where the package puts the config.
@@ -31,8 +34,11 @@ const defaultConfig = "/etc/millwright/server.yaml"
 type usageError struct{ error }
 
 // Main runs the command line and returns the exit code: 0 for good, 1 for an
-// error, 2 for a wrong call. Data goes to stdout, all else to stderr.
+// error, 2 for a wrong call, 3 for a store that cannot be used. Data goes to stdout, all else to stderr.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == look.Command {
+		return look.Main(args[1:], stderr)
+	}
 	root := command(stdout, stderr)
 	root.SetArgs(args)
 	root.SetOut(stdout)
@@ -47,6 +53,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	_, _ = fmt.Fprintf(stderr, "millwright-server: %v\n", err)
+	if errors.Is(err, controlplane.ErrStore) {
+		return exitStore
+	}
 	return exitError
 }
 
@@ -114,8 +123,12 @@ func readConfig(path string, stderr io.Writer) (controlplane.Config, error) {
 	if err != nil {
 		return controlplane.Config{}, err
 	}
+	executable, err := os.Executable()
+	if err != nil {
+		return controlplane.Config{}, fmt.Errorf("find the path of this program: %w", err)
+	}
 	return controlplane.Config{
-		StateDir: f.StateDir, Listen: f.Listen, HTTPListen: f.HTTPListen, AdvertiseAddress: f.AdvertiseAddress,
+		Executable: executable, StateDir: f.StateDir, Listen: f.Listen, HTTPListen: f.HTTPListen, AdvertiseAddress: f.AdvertiseAddress,
 		Registry: all.Registry(), Version: version(), Heartbeat: f.HeartbeatInterval, NodeTTL: f.NodeCertificateTTL,
 		Logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: f.LogLevel})),
 	}, nil

@@ -18,6 +18,14 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/cli"
 )
 
+// TestMain makes the test binary the server that looks at its store.
+func TestMain(m *testing.M) {
+	if os.Args[0] == "millwright-server" {
+		os.Exit(cli.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
 func call(ctx context.Context, args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	code = cli.Main(ctx, args, &out, &errs)
@@ -112,5 +120,23 @@ func TestInitAndRun(t *testing.T) {
 	cancel() // it starts, and stops well
 	if code, _, stderr := call(ctx, "run", "--config", config); code != 0 {
 		t.Errorf("run = %d, %q", code, stderr)
+	}
+
+	store := filepath.Join(dir, "state", "store.db")
+	good, err := os.ReadFile(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, damaged := range map[string][]byte{"emptied": nil, "cut": good[:len(good)/5], "zeroed": make([]byte, len(good))} {
+		if err := os.WriteFile(store, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, _, stderr := call(t.Context(), "run", "--config", config)
+		if code != 3 || !strings.Contains(stderr, "restore store.db from a backup") || !strings.Contains(stderr, store) {
+			t.Errorf("run on a store that was %s = %d, %q; want 3 and what to do", name, code, stderr)
+		}
+		if now, err := os.ReadFile(store); err != nil || !bytes.Equal(now, damaged) {
+			t.Errorf("the store that was %s was changed: %v", name, err)
+		}
 	}
 }

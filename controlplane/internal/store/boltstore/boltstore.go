@@ -43,6 +43,7 @@ type Store struct {
 	requests chan *request
 	ended    chan struct{} // closed by Run when no more writes are taken
 	guard    func(written bool) error
+	look     func(path string) error
 
 	mu      sync.Mutex
 	problem error // of the last commit that wrote something; guarded by mu
@@ -57,6 +58,16 @@ func Guard(f func(written bool) error) Option {
 	return func(s *Store) {
 		if f != nil {
 			s.guard = f
+		}
+	}
+}
+
+// Look has f look at the file before it is opened, in place of [Check]: a damaged
+// file can end the process that reads it. Nil changes nothing.
+func Look(f func(path string) error) Option {
+	return func(s *Store) {
+		if f != nil {
+			s.look = f
 		}
 	}
 }
@@ -145,7 +156,7 @@ func create(path string) error {
 	return errors.Join(err, db.Close())
 }
 
-// Open opens a file that [Create] has made, and reads it once. A missing or
+// Open opens a file that [Create] has made, and has it looked at before. A missing or
 // empty one is an error and not a fresh start: what was in it would be lost
 // silently.
 func Open(path string, options ...Option) (*Store, error) {
@@ -154,21 +165,20 @@ func Open(path string, options ...Option) (*Store, error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	if info.Size() == 0 {
-		return nil, fmt.Errorf("open store %s: the file is empty; restore it from a backup", path)
+		return nil, fmt.Errorf("open store %s: the file is empty: %w", path, ErrDamaged)
 	}
-	if err := readWhole(path); err != nil {
-		return nil, fmt.Errorf("open store %s: %w", path, err)
-	}
-	db, err := open(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := db.View(checkSchema); err != nil {
-		return nil, errors.Join(fmt.Errorf("open store %s: %w", path, err), db.Close())
-	}
-	s := newStore(db)
+	s := newStore(nil)
 	for _, o := range options {
 		o(s)
+	}
+	if err := s.look(path); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", path, err)
+	}
+	if s.db, err = open(path); err != nil {
+		return nil, err
+	}
+	if err := s.db.View(checkSchema); err != nil {
+		return nil, errors.Join(fmt.Errorf("open store %s: %w", path, err), s.db.Close())
 	}
 	return s, nil
 }
@@ -192,20 +202,30 @@ func locked(err error) error {
 	return err
 }
 
-// readWhole reads every key, so that damage is told as what it is. Opened for
-// writing, bbolt panics at a bad page, also in a goroutine of its own.
-func readWhole(path string) (err error) {
-	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: openTimeout, ReadOnly: true})
-	if err != nil {
-		return locked(err)
-	}
+// Check reads every key and accounts for every page, so that damage is told as
+// what it is: its error wraps [ErrDamaged], [ErrLocked] or [ErrNewer], or is the
+// system's. Opened for writing, bbolt panics at a bad page, also in a goroutine of
+// its own; and what it reads of a damaged file may end the process here, too.
+func Check(path string) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%w: %v", ErrDamaged, p)
 		}
-		err = errors.Join(err, db.Close())
 	}()
+	file, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("open store: %w", err)
+	}
+	defer file.Close() //nolint:errcheck // it was only read
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: openTimeout, ReadOnly: true})
+	switch {
+	case unavailable(err):
+		return locked(err)
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
 	return db.View(func(tx *bolt.Tx) error {
 		info, err := os.Stat(path)
 		if err != nil {
@@ -214,21 +234,60 @@ func readWhole(path string) (err error) {
 		if tx.Size() > info.Size() {
 			return fmt.Errorf("%w: it has %d bytes of %d", ErrDamaged, info.Size(), tx.Size())
 		}
-		return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
-			var last []byte
-			return b.ForEach(func(k, _ []byte) error {
-				if last != nil && bytes.Compare(last, k) >= 0 {
-					return fmt.Errorf("%w: key %x follows %x in %s", ErrDamaged, k, last, name)
-				}
-				last = k
-				return nil
-			})
+		if err := inOrder(tx); err != nil {
+			return err
+		}
+		if err := accounted(tx); err != nil {
+			return err
+		}
+		if err := countRecords(tx, file); err != nil {
+			return err
+		}
+		return checkSchema(tx)
+	})
+}
+
+// unavailable reports whether err says nothing about what is in the file.
+func unavailable(err error) bool {
+	for _, e := range []error{
+		bolterrors.ErrTimeout, fs.ErrPermission, fs.ErrNotExist, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOSPC, unix.EROFS,
+		unix.EINTR, unix.EIO, unix.ESTALE, unix.EAGAIN,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func inOrder(tx *bolt.Tx) error {
+	return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+		var last []byte
+		return b.ForEach(func(k, _ []byte) error {
+			if last != nil && bytes.Compare(last, k) >= 0 {
+				return fmt.Errorf("%w: key %x follows %x in %s", ErrDamaged, k, last, name)
+			}
+			last = k
+			return nil
 		})
 	})
 }
 
+// accounted wants each page to be used once or free.
+func accounted(tx *bolt.Tx) error {
+	var first error
+	for err := range tx.Check() { // to its end, or its goroutine would stay
+		if first == nil {
+			first = fmt.Errorf("%w: %w", ErrDamaged, err)
+		}
+	}
+	return first
+}
+
 func newStore(db *bolt.DB) *Store {
-	return &Store{db: db, requests: make(chan *request), ended: make(chan struct{}), guard: func(bool) error { return nil }}
+	return &Store{
+		db: db, requests: make(chan *request), ended: make(chan struct{}), guard: func(bool) error { return nil }, look: Check,
+	}
 }
 
 func checkSchema(tx *bolt.Tx) error {
