@@ -142,7 +142,7 @@ func TestTokenFromBeforeTheEviction(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.join("n1")
-	token := must(w.nodes.CreateJoinToken(w.ctx(), &nodev1.CreateJoinTokenRequest{Node: "n1"}))(t).GetToken()
+	token := must(w.nodes.CreateJoinToken(w.ctx(), &nodev1.CreateJoinTokenRequest{Node: "n1", Rejoin: true}))(t).GetToken()
 	must(w.nodes.EvictNode(w.ctx(), &nodev1.EvictNodeRequest{Name: "n1"}))(t)
 	enrol := agentv1.NewEnrolmentServiceClient(w.dial(nil))
 	join := func() error {

@@ -16,7 +16,9 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/millwright/controlplane"
@@ -278,10 +280,13 @@ func (w *world) events(id string) []*taskv1.TaskEvent {
 	}
 }
 
-// join makes a token and lets a host join with it.
+// join makes a token and lets a host join with it, also in the place of another.
 func (w *world) join(node string) *host {
 	w.t.Helper()
 	token, err := w.nodes.CreateJoinToken(w.ctx(), &nodev1.CreateJoinTokenRequest{Node: node})
+	if status.Code(err) == codes.AlreadyExists {
+		token, err = w.nodes.CreateJoinToken(w.ctx(), &nodev1.CreateJoinTokenRequest{Node: node, Rejoin: true})
+	}
 	if err != nil {
 		w.t.Fatalf("CreateJoinToken(%s): %v", node, err)
 	}

@@ -25,6 +25,9 @@ import (
 func newToken(t *testing.T, c *harness.Cluster, node string, ttl time.Duration) string {
 	t.Helper()
 	r, err := c.Nodes.CreateJoinToken(t.Context(), &nodev1.CreateJoinTokenRequest{Node: node, Ttl: durationpb.New(ttl)}, grpc.WaitForReady(true))
+	if status.Code(err) == codes.AlreadyExists {
+		r, err = c.Nodes.CreateJoinToken(t.Context(), &nodev1.CreateJoinTokenRequest{Node: node, Ttl: durationpb.New(ttl), Rejoin: true})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -195,11 +195,18 @@ func (c *Cluster) NewNode(name string) *Node {
 	return n
 }
 
-// NewBundle gives the node a new join bundle.
+// NewBundle gives the node a new join bundle, with which it joins for the first
+// time or again.
 func (n *Node) NewBundle() {
 	c, name := n.c, n.Name
 	c.t.Helper()
-	token := must(c.Nodes.CreateJoinToken(c.t.Context(), &nodev1.CreateJoinTokenRequest{Node: name}, grpc.WaitForReady(true)))(c.t)
+	token, err := c.Nodes.CreateJoinToken(c.t.Context(), &nodev1.CreateJoinTokenRequest{Node: name}, grpc.WaitForReady(true))
+	if status.Code(err) == codes.AlreadyExists {
+		token, err = c.Nodes.CreateJoinToken(c.t.Context(), &nodev1.CreateJoinTokenRequest{Node: name, Rejoin: true}, grpc.WaitForReady(true))
+	}
+	if err != nil {
+		c.t.Fatalf("make a join token for %s: %v", name, err)
+	}
 	cluster, newest := c.root.Cluster(), c.root.Hash()
 	bundle := must(protojson.Marshal(&agentv1.JoinBundle{
 		Version: 1, Server: token.GetNodeAddress(), TrustDomain: trustDomain, CaSha256: c.file.GetCaSha256(),

@@ -27,7 +27,7 @@ func (e *Enrolment) Ended() string {
 	case now.Before(end):
 		return ""
 	case now.Sub(end) > pki.RekeyWithin:
-		return fmt.Sprintf("the node's certificate has ended at %s, too long ago to be replaced by itself: put a new bundle, made with millctl node token create %s, in the place of the old one",
+		return fmt.Sprintf("the node's certificate has ended at %s, too long ago to be replaced by itself: put a new bundle, made with millctl node token create %s --rejoin, in the place of the old one",
 			stamp(end), e.Node())
 	}
 	return fmt.Sprintf("the node's certificate has ended at %s; the node asks %s for a new one with the key that it joined with, until %s",

@@ -194,7 +194,10 @@ func nodeNext(n *nodev1.Node) []string {
 			"when the bundle is lost or too old: millctl node token create " + name + " --out join.json",
 		}
 	case nodev1.NodeState_NODE_STATE_DISCONNECTED:
-		return []string{"on the node: systemctl status millwrightd; journalctl -u millwrightd"}
+		return []string{
+			"on the node: systemctl status millwrightd; journalctl -u millwrightd",
+			"when the host was made anew, or its certificate ended more than 30 days ago: millctl node token create " + name + " --rejoin --out join.json",
+		}
 	case nodev1.NodeState_NODE_STATE_EVICTED:
 		return []string{"to admit it again: millctl node token create " + name + " --out join.json"}
 	default:

@@ -26,6 +26,7 @@ const (
 func (a *app) tokenCreateCmd() *cobra.Command {
 	var ttl time.Duration
 	var out string
+	var rejoin bool
 	cmd := &cobra.Command{
 		Use:   "create NODE",
 		Short: "Make the join bundle of a new node",
@@ -34,19 +35,26 @@ what the node shall believe, which is the CA and the trust root from your own
 directory and not from the server.
 
 The bundle holds a secret. Bring it to /etc/millwright/join.json on the host, with
-mode 0600, and start millwrightd there.`,
-		Example: "  millctl node token create gpu-001 --out gpu-001.json",
+mode 0600, and start millwrightd there.
+
+A name that has joined is refused, so that no slip takes a node's name away. With
+--rejoin the host that brings the bundle takes the place of the one that has the
+name: a host that was made anew, or one whose certificate ended more than 30 days
+ago. The former key is out from then on, and what was under way on the node is held
+for you, since it may have run.`,
+		Example: "  millctl node token create gpu-001 --out gpu-001.json\n  millctl node token create gpu-001 --rejoin --out gpu-001.json",
 		Args:    exactly("NODE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkToken(args[0], ttl, out); err != nil {
 				return err
 			}
 			return a.online(func(ctx context.Context, c *client, args []string) error {
-				return a.createToken(ctx, c, args[0], ttl, out)
+				return a.createToken(ctx, c, &nodev1.CreateJoinTokenRequest{Node: args[0], Ttl: durationpb.New(ttl), Rejoin: rejoin}, out)
 			})(cmd, args)
 		},
 	}
 	cmd.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long the token is good, at most 168h")
+	cmd.Flags().BoolVar(&rejoin, "rejoin", false, "the node has joined before: the host that brings the bundle takes its place")
 	cmd.Flags().StringVar(&out, "out", "", "the file to write, with mode 0600; without it the bundle goes to standard output")
 	return cmd
 }
@@ -67,8 +75,9 @@ func checkToken(node string, ttl time.Duration, out string) error {
 	return nil
 }
 
-func (a *app) createToken(ctx context.Context, c *client, node string, ttl time.Duration, out string) error {
-	resp, err := c.nodes.CreateJoinToken(ctx, &nodev1.CreateJoinTokenRequest{Node: node, Ttl: durationpb.New(ttl)})
+func (a *app) createToken(ctx context.Context, c *client, req *nodev1.CreateJoinTokenRequest, out string) error {
+	node := req.GetNode()
+	resp, err := c.nodes.CreateJoinToken(ctx, req)
 	if err != nil {
 		return c.explain(ctx, "create token for node "+node, err)
 	}

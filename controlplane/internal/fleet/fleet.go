@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/enrolv1"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/nodev1"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
@@ -139,7 +140,7 @@ func (f *Fleet) CheckKey(ctx context.Context, node string, generation uint64, ke
 		// A certificate without a generation fits any; here that would let a key
 		// of long ago in.
 		if generation != row.GetGeneration() || row.GetEvicted() || string(row.GetKeySha256()) != string(keySHA256[:]) {
-			return fmt.Errorf("node %s joined with another key: let it join again with: millctl node token create %s", node, node)
+			return fmt.Errorf("node %s joined with another key: let it join again with: millctl node token create %s --rejoin", node, node)
 		}
 		return nil
 	})
@@ -161,9 +162,8 @@ func (f *Fleet) refresh(ctx context.Context, node string) error {
 	})
 }
 
-// CreateToken makes a token for a node's name, which must be good. Only its
-// hash is kept.
-func (f *Fleet) CreateToken(ctx context.Context, actor, node string, ttl time.Duration) (token string, expires time.Time, err error) {
+// CreateToken implements [nodev1.Fleet]: only the hash of the token is kept.
+func (f *Fleet) CreateToken(ctx context.Context, actor, node string, ttl time.Duration, rejoin bool) (token string, expires time.Time, err error) {
 	secret := make([]byte, tokenBytes)
 	if _, err := rand.Read(secret); err != nil {
 		return "", time.Time{}, fmt.Errorf("make join token: %w", err)
@@ -173,12 +173,15 @@ func (f *Fleet) CreateToken(ctx context.Context, actor, node string, ttl time.Du
 	expires = f.cfg.Now().Add(ttl).Truncate(time.Second)
 	crash.Point("server.token.before")
 	err = f.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
+		if err := checkName(tx, node, rejoin); err != nil {
+			return err
+		}
 		entry := &auditv1.LogEntry{Entry: &auditv1.LogEntry_TokenCreated{TokenCreated: &auditv1.TokenCreated{
 			Node: node, ExpireTime: timestamppb.New(expires)}}}
 		if err := tx.Append(actor, entry); err != nil {
 			return err
 		}
-		tx.PutToken(&serverv1.TokenRow{TokenSha256: hash[:], Node: node, ExpireTime: timestamppb.New(expires), CreateIndex: entry.GetIndex()})
+		tx.PutToken(&serverv1.TokenRow{TokenSha256: hash[:], Node: node, ExpireTime: timestamppb.New(expires), CreateIndex: entry.GetIndex(), Rejoin: rejoin})
 		return nil
 	})
 	if err == nil {
@@ -187,6 +190,22 @@ func (f *Fleet) CreateToken(ctx context.Context, actor, node string, ttl time.Du
 	}
 	return token, expires, err
 }
+
+// checkName holds what a person says of a name against what is known of it.
+func checkName(tx *eventlog.Tx, node string, rejoin bool) error {
+	row, err := tx.Node(node)
+	switch {
+	case err != nil && !errors.Is(err, store.ErrNotFound):
+		return err
+	case rejoin && row.GetGeneration() == 0:
+		return nodev1.ErrNeverJoined
+	case !rejoin && isMember(row):
+		return nodev1.ErrMember
+	}
+	return nil
+}
+
+func isMember(row *serverv1.NodeRow) bool { return row.GetGeneration() > 0 && !row.GetEvicted() }
 
 // RedeemToken implements [enrolv1.Tokens].
 func (f *Fleet) RedeemToken(ctx context.Context, r enrolv1.Redemption) (enrolv1.Enrolment, error) {
@@ -238,6 +257,8 @@ func (f *Fleet) redeem(tx *eventlog.Tx, r enrolv1.Redemption) (out enrolv1.Enrol
 		return enrolv1.Enrolment{Node: name, Generation: token.GetGeneration()}, false, name, nil
 	case token.GetCreateIndex() < node.GetEvictIndex():
 		return out, false, name, enrolv1.ErrTokenVoid
+	case isMember(node) && !token.GetRejoin():
+		return out, false, name, enrolv1.ErrTokenTaken
 	}
 	token.KeySha256, token.Generation = r.KeySHA256[:], node.GetGeneration()+1
 	tx.PutToken(token)

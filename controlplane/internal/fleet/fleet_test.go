@@ -64,7 +64,7 @@ func TestMembershipChangesAlthoughTheCallerIsGone(t *testing.T) {
 		log.gone = cancel
 		return ctx
 	}
-	token, _, err := f.CreateToken(hasty(), "alice", "n1", time.Hour)
+	token, _, err := f.CreateToken(hasty(), "alice", "n1", time.Hour, false)
 	if err != nil {
 		t.Fatalf("CreateToken = %v", err)
 	}

@@ -43,6 +43,9 @@ var (
 	ErrTokenUsed = errors.New("join token has been used")
 	// ErrTokenVoid is for a token that was not used before its node was evicted.
 	ErrTokenVoid = errors.New("join token was made before its node was evicted")
+	// ErrTokenTaken is for a token that does not say that the node joins again, and
+	// whose node has joined.
+	ErrTokenTaken = errors.New("another host has joined under the name of the join token")
 )
 
 // Tokens is the store of join tokens. It knows them by their hash only.
@@ -54,6 +57,8 @@ type Tokens interface {
 	//   - Now is at or after the token's end: ErrTokenExpired, also for a key
 	//     that has used it;
 	//   - it is unused, and older than the node's last eviction: ErrTokenVoid;
+	//   - it is unused, the node has joined and was not evicted, and the token does
+	//     not say that it joins again: ErrTokenTaken;
 	//   - else, if the token is unused: it is marked as used by KeySHA256, the node's
 	//     enrolment generation rises by one (it begins at 1), its key becomes
 	//     KeySHA256, an eviction is lifted, the NodeJoined entry is written, and
@@ -236,6 +241,9 @@ func tokenError(err error) error {
 		return status.Errorf(codes.PermissionDenied, "join token has been used by another host or enrolment: if that was not you, evict the node; %s", again)
 	case errors.Is(err, ErrTokenVoid):
 		return status.Errorf(codes.PermissionDenied, "join token was made before its node was evicted, and is void since: %s", again)
+	case errors.Is(err, ErrTokenTaken):
+		return status.Error(codes.PermissionDenied, "a host has joined under the name of this join token since: "+
+			"if this one shall take its place, make a new one with: millctl node token create NODE --rejoin --out join.json")
 	}
 	return fmt.Errorf("redeem join token: %w", err)
 }

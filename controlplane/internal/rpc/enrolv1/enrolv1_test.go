@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/fleet"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/enrolv1"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/nodev1"
 	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
 	"github.com/gpuaas/millwright/pki"
 	"github.com/gpuaas/millwright/pki/pkitest"
@@ -110,7 +111,10 @@ func newSite(t *testing.T) *site {
 
 func (s *site) token(t *testing.T, node string, ttl time.Duration) string {
 	t.Helper()
-	token, _, err := s.fleet.CreateToken(t.Context(), operator, node, ttl)
+	token, _, err := s.fleet.CreateToken(t.Context(), operator, node, ttl, false)
+	if errors.Is(err, nodev1.ErrMember) { // it takes the place of the one that has joined
+		token, _, err = s.fleet.CreateToken(t.Context(), operator, node, ttl, true)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -153,7 +153,7 @@ func (s *Service) ended(ctx context.Context, der []byte) (*endedNode, error) {
 	now := s.cfg.Now()
 	if over := now.Sub(leaf.NotAfter); over > pki.RekeyWithin {
 		return nil, status.Errorf(codes.PermissionDenied,
-			"the certificate ended at %s, longer ago than %d days: let the node join again with: millctl node token create %s --out join.json",
+			"the certificate ended at %s, longer ago than %d days: let the node join again with: millctl node token create %s --rejoin --out join.json",
 			leaf.NotAfter.UTC().Format(time.RFC3339), int(pki.RekeyWithin.Hours()/24), leaf.Subject.CommonName)
 	}
 	id, err := pki.VerifyChain(chain, s.cfg.Issuer.Roots(), s.cfg.TrustDomain, within(leaf, now))

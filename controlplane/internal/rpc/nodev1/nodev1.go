@@ -33,14 +33,25 @@ const (
 	pagePrefix = "n1"
 )
 
+var (
+	// ErrMember is returned for a plain token of a name that has joined.
+	ErrMember = errors.New("a host has joined under this name")
+	// ErrNeverJoined is returned for a rejoin token of a name that has not.
+	ErrNeverJoined = errors.New("no host has joined under this name")
+)
+
 // Fleet is the nodes.
 type Fleet interface {
 	// Get returns a node, or an error that wraps [store.ErrNotFound].
 	Get(ctx context.Context, name string) (*nodev1.Node, error)
 	// List returns nodes after a name, and where the next page begins.
 	List(ctx context.Context, after string, limit int, states []nodev1.NodeState) (nodes []*nodev1.Node, next string, err error)
-	// CreateToken makes a join token.
-	CreateToken(ctx context.Context, actor, node string, ttl time.Duration) (token string, expires time.Time, err error)
+	// CreateToken makes a join token for a name, which must be good. Rejoin says
+	// that the name has joined before, and that whoever brings the token takes the
+	// place of the host that has it. The error is [ErrMember] without rejoin for a
+	// name that has joined and was not evicted, and [ErrNeverJoined] with it for
+	// one that has not.
+	CreateToken(ctx context.Context, actor, node string, ttl time.Duration, rejoin bool) (token string, expires time.Time, err error)
 	// Evict ends a node's membership, or returns an error that wraps
 	// [store.ErrNotFound].
 	Evict(ctx context.Context, actor, node, reason string) error
@@ -124,8 +135,14 @@ func (s *Service) CreateJoinToken(ctx context.Context, req *nodev1.CreateJoinTok
 		return nil, rpcerr.Invalid("MALFORMED", rpcerr.Violation{Field: "ttl", Value: ttl.String(),
 			Rule: fmt.Sprintf("it must be between 1s and %s; unset it for %s", maxTTL, defaultTTL)})
 	}
-	token, expires, err := s.cfg.Fleet.CreateToken(ctx, intercept.CallerFrom(ctx).Name(), req.GetNode(), ttl)
-	if err != nil {
+	token, expires, err := s.cfg.Fleet.CreateToken(ctx, intercept.CallerFrom(ctx).Name(), req.GetNode(), ttl, req.GetRejoin())
+	switch {
+	case errors.Is(err, ErrMember):
+		return nil, rpcerr.New(codes.AlreadyExists, "NODE_JOINED", "%[1]s: a host has joined under this name, and has it; if another one, or the same one "+
+			"made anew, shall take its place: millctl node token create %[1]s --rejoin; else choose another name", req.GetNode())
+	case errors.Is(err, ErrNeverJoined):
+		return nil, rpcerr.New(codes.NotFound, "UNKNOWN_NODE", "%[1]s: no host has joined under this name (see: millctl node list); a new node needs no --rejoin", req.GetNode())
+	case err != nil:
 		return nil, err
 	}
 	return &nodev1.CreateJoinTokenResponse{Token: token, ExpireTime: timestamppb.New(expires), NodeAddress: s.cfg.NodeAddress}, nil

@@ -503,7 +503,11 @@ type CreateJoinTokenRequest struct {
 	// at most 63 bytes.
 	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	// How long it is good, at most 7 days; unset: one hour.
-	Ttl           *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// The name has joined before, and another host, or the same one made anew,
+	// shall have it: the key that has it now is out once the token is used. Unset: a
+	// name that has joined is refused, so that no slip takes a node's name away.
+	Rejoin        bool `protobuf:"varint,60,opt,name=rejoin,proto3" json:"rejoin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -550,6 +554,13 @@ func (x *CreateJoinTokenRequest) GetTtl() *durationpb.Duration {
 		return x.Ttl
 	}
 	return nil
+}
+
+func (x *CreateJoinTokenRequest) GetRejoin() bool {
+	if x != nil {
+		return x.Rejoin
+	}
+	return false
 }
 
 // CreateJoinTokenResponse is the token. It is shown once; the server keeps a
@@ -888,10 +899,11 @@ const file_millwright_node_v1_node_proto_rawDesc = "" +
 	"\x06states\x18\x03 \x03(\x0e2\x1d.millwright.node.v1.NodeStateR\x06states\"k\n" +
 	"\x11ListNodesResponse\x12.\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x18.millwright.node.v1.NodeR\x05nodes\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"Y\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"q\n" +
 	"\x16CreateJoinTokenRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12+\n" +
-	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"\x94\x01\n" +
+	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x16\n" +
+	"\x06rejoin\x18< \x01(\bR\x06rejoin\"\x94\x01\n" +
 	"\x17CreateJoinTokenResponse\x12\x19\n" +
 	"\x05token\x18\x01 \x01(\tB\x03\x80\x01\x01R\x05token\x12;\n" +
 	"\vexpire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +

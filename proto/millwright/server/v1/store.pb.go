@@ -632,7 +632,9 @@ type TokenRow struct {
 	// The enrolment generation that it gave.
 	Generation uint64 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"`
 	// The log index of its making.
-	CreateIndex   uint64 `protobuf:"varint,6,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
+	CreateIndex uint64 `protobuf:"varint,6,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
+	// It may take the place of a host that has joined.
+	Rejoin        bool `protobuf:"varint,60,opt,name=rejoin,proto3" json:"rejoin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -707,6 +709,13 @@ func (x *TokenRow) GetCreateIndex() uint64 {
 		return x.CreateIndex
 	}
 	return 0
+}
+
+func (x *TokenRow) GetRejoin() bool {
+	if x != nil {
+		return x.Rejoin
+	}
+	return false
 }
 
 // SeenRow is when a node was last heard. It is written in batches.
@@ -850,7 +859,7 @@ const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"\x06caller\x18\x01 \x01(\tR\x06caller\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x19\n" +
-	"\btask_ids\x18\x03 \x03(\tR\ataskIds\"\xe0\x01\n" +
+	"\btask_ids\x18\x03 \x03(\tR\ataskIds\"\xf8\x01\n" +
 	"\bTokenRow\x12!\n" +
 	"\ftoken_sha256\x18\x01 \x01(\fR\vtokenSha256\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12;\n" +
@@ -861,7 +870,8 @@ const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x05 \x01(\x04R\n" +
 	"generation\x12!\n" +
-	"\fcreate_index\x18\x06 \x01(\x04R\vcreateIndex\"u\n" +
+	"\fcreate_index\x18\x06 \x01(\x04R\vcreateIndex\x12\x16\n" +
+	"\x06rejoin\x18< \x01(\bR\x06rejoin\"u\n" +
 	"\aSeenRow\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12&\n" +
