@@ -8,8 +8,11 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/agent/internal/courier"
 	"github.com/gpuaas/millwright/agent/internal/enrol"
 	"github.com/gpuaas/millwright/agent/internal/executor"
 	"github.com/gpuaas/millwright/agent/internal/gate"
@@ -18,6 +21,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/session"
 	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
 )
 
@@ -45,6 +49,7 @@ type node struct {
 	executor  *executor.Executor
 	session   *session.Session
 	uploader  *output.Uploader
+	courier   *courier.Courier
 	health    *health
 	bootID    string
 	floor     time.Time
@@ -61,8 +66,9 @@ func (a *Agent) work(ctx context.Context, e *enrol.Enrolment, joined bool) (err 
 	// Whoever signed these was sure of the time, and the node has them since.
 	known := later(e.NotBefore(), e.Floor())
 	n.time.Load(known, known)
+	n.courier = courier.New(n.signedID)
 	n.machine = nodehost.New(nodehost.Config{
-		StateDir: a.cfg.StateDir, Executable: a.cfg.Executable, Clock: a.cfg.Clock, Logger: a.log.With("component", "host"),
+		StateDir: a.cfg.StateDir, Executable: a.cfg.Executable, Clock: a.cfg.Clock, Logger: a.log.With("component", "host"), Secrets: n.courier,
 	})
 	defer func() { err = errors.Join(err, n.close(ctx)) }()
 	n.hosts = a.cfg.Hosts
@@ -108,9 +114,38 @@ func (n *node) build() error {
 		Identities: identity{n.enrolment}, Journal: journal{n.executor, n}, Tasks: n.executor, Trust: trust{n.enrolment},
 		Node: n.health, Clock: n.cfg.Clock, Logger: component("session"), Version: n.cfg.Version,
 		Kinds: kinds(n.cfg.Registry), Credits: executor.Credits,
-		Alongside: n.uploader.Serve, Wanted: n.uploader.Want, Refused: n.enrolment.Refused, ServerTime: func(server, _ time.Time) { n.time.ServerTime(server) }, Dial: n.cfg.Dial, Connect: n.cfg.Connect, Jitter: n.cfg.Jitter,
+		Alongside: n.alongside, Wanted: n.uploader.Want, Refused: n.enrolment.Refused, ServerTime: func(server, _ time.Time) { n.time.ServerTime(server) }, Dial: n.cfg.Dial, Connect: n.cfg.Connect, Jitter: n.cfg.Jitter,
 	})
 	return nil
+}
+
+// alongside uses the connection of a session while it lasts.
+func (n *node) alongside(ctx context.Context, conn grpc.ClientConnInterface) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { n.courier.Serve(ctx, conn); return nil })
+	g.Go(func() error { return n.uploader.Serve(ctx, conn) })
+	return g.Wait()
+}
+
+// signedID returns the id in the leaf of a task, which is the task's own unless
+// the node restores an intent.
+func (n *node) signedID(taskID string) (id string, err error) {
+	err = n.store.View(func(tx *state.Tx) error {
+		rec, err := tx.Task(taskID)
+		if err != nil {
+			return err
+		}
+		leaf := new(taskv1.TaskLeaf)
+		if err := proto.Unmarshal(rec.GetSignedLeaf().GetLeaf(), leaf); err != nil {
+			return err
+		}
+		id = leaf.GetTaskId()
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("find the signed id of task %s: %w", taskID, err)
+	}
+	return id, nil
 }
 
 // run runs the parts until ctx ends or one of them fails.

@@ -22,6 +22,11 @@ const (
 	ReasonBusy = "BUSY"
 	// ReasonContainerEnded is a container that ended as soon as it was started.
 	ReasonContainerEnded = "CONTAINER_ENDED"
+	// ReasonSecretAway is a secret whose value could not be had in time.
+	ReasonSecretAway = "SECRET_AWAY"
+	// ReasonSecretWrong is a secret whose value is not there, or is not the one
+	// that was signed.
+	ReasonSecretWrong = "SECRET_WRONG"
 )
 
 // ReasonError is an error of a step with a code of its own. The executor finds

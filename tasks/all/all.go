@@ -4,6 +4,7 @@ package all
 import (
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/container"
+	"github.com/gpuaas/millwright/tasks/secret"
 	"github.com/gpuaas/millwright/tasks/step"
 	"github.com/gpuaas/millwright/tasks/storage"
 	"github.com/gpuaas/millwright/tasks/system"
@@ -16,6 +17,8 @@ func Registry() *tasks.Registry {
 	step.Register(r)
 	tasks.Add(r, container.RunInfo(), container.Run{})
 	tasks.Add(r, container.StopInfo(), container.Stop{})
+	tasks.Add(r, secret.PlaceInfo(), secret.Place{})
+	tasks.Add(r, secret.RemoveInfo(), secret.Remove{})
 	tasks.Add(r, storage.MountInfo(), storage.Mount{})
 	tasks.Add(r, storage.UnmountInfo(), storage.Unmount{})
 	tasks.Add(r, system.CommandInfo(), system.Command{})

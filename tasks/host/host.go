@@ -206,6 +206,7 @@ type Reader interface {
 	UnitReader
 	MountReader
 	ContainerReader
+	SecretReader
 	Facts
 }
 
@@ -373,6 +374,7 @@ type Host interface {
 	FileWriter
 	UnitController
 	ContainerController
+	SecretWriter
 	Commander
 	Rebooter
 }

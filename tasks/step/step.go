@@ -19,6 +19,8 @@ func Register(r *tasks.Registry) {
 	}
 	tasks.AddStep(r, idempotent("file.write"), WriteFile)
 	tasks.AddStep(r, idempotent("file.remove"), RemoveFile)
+	tasks.AddStep(r, idempotent("secret.write"), WriteSecret)
+	tasks.AddStep(r, idempotent("secret.remove"), RemoveSecret)
 	tasks.AddStep(r, idempotent("dir.make"), MakeDir)
 	tasks.AddStep(r, idempotent("unit.set"), SetUnit)
 	tasks.AddStep(r, idempotent("mount.set"), SetMount)

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/descriptorpb"
 
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/proto/strict"
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
@@ -33,6 +34,9 @@ func walk(md protoreflect.MessageDescriptor, path string, seen map[protoreflect.
 	seen[md.FullName()] = true
 	for i := range md.Fields().Len() {
 		fd := md.Fields().Get(i)
+		if fd.Message() != nil && fd.Message().FullName() == reference {
+			continue // a name and a digest
+		}
 		if !Marked(fd) {
 			*bad = append(*bad, path+"."+string(fd.Name()))
 		}
@@ -41,6 +45,9 @@ func walk(md protoreflect.MessageDescriptor, path string, seen map[protoreflect.
 		}
 	}
 }
+
+// reference is what names a secret and holds none.
+var reference = (&taskv1.SecretRef{}).ProtoReflect().Descriptor().FullName()
 
 // Marked reports whether a field may be printed: its name does not say that it
 // may hold a secret, or it is marked debug_redact.

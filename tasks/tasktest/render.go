@@ -63,6 +63,8 @@ func renderFields(b *strings.Builder, m proto.Message) {
 			}
 		case fd.Kind() == protoreflect.EnumKind:
 			fmt.Fprintf(b, "    %s: %s\n", fd.Name(), fd.Enum().Values().ByNumber(v.Enum()).Name())
+		case fd.Message() != nil && fd.Message().FullName() == reference:
+			fmt.Fprintf(b, "    %s: %s\n", fd.Name(), v.Message().Interface().(*taskv1.SecretRef).GetName())
 		case fd.Kind() == protoreflect.MessageKind:
 			// A step's own timeout is in its heading.
 		case string(fd.Name()) == "mode":

@@ -66,6 +66,8 @@ var pointless = map[string]string{
 	"agent/internal/host/files.Rename":           "its callers have the points",
 	"agent/internal/host/files.MakeDirs":         "its callers have the points",
 	"agent/internal/host/files.writeNew":         "its callers have the points",
+	"agent/internal/host/files.writeOwned":       "its caller has the points",
+	"agent/internal/host.RemoveSecret":           "it hands on to secrets.Remove, which has the points",
 	"agent/internal/host/files.makeDir":          "its callers have the points",
 	"agent/internal/host/systemd.reap":           "it kills what a mount that failed has left; a death leaves it to the next try",
 	"agent/internal/host/systemd.resetFailed":    "forgetting a failure changes nothing that a task has",

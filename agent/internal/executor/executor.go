@@ -58,6 +58,15 @@ type Hosts interface {
 	Prober() host.Prober
 }
 
+// Keeper is a [Hosts] that keeps something of a task until it has ended, besides
+// the journal: what secrets a step has overwritten.
+type Keeper interface {
+	// Forget deletes what is kept of a task.
+	Forget(ctx context.Context, taskID string) error
+	// Kept returns the tasks of which something is kept.
+	Kept() ([]string, error)
+}
+
 // Config is what an executor needs. All fields must be set.
 type Config struct {
 	Journal  Journal
@@ -117,6 +126,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err := e.resumeAll(ctx); err != nil {
 		return err
 	}
+	e.forgetEnded(ctx)
 	wg.Go(func() { e.sweep(ctx) })
 	wg.Go(func() { e.reconcile(ctx) })
 	for ctx.Err() == nil {

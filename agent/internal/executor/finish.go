@@ -42,6 +42,7 @@ func (t *task) finish(ctx context.Context, e end) error {
 		return err
 	}
 	crash.Point("executor.finish.committed")
+	t.e.forget(ctx, t.id)
 	t.releaseLocks()
 	t.log.InfoContext(ctx, "task ended", "state", e.state.String(), "reason", t.rec.GetReason(), "why", t.rec.GetMessage(), "undo", t.rec.GetUndo().String())
 	return nil

@@ -208,6 +208,9 @@ func (g *Gate) checkKind(adm *Admission) error {
 	if err := kind.Validate(spec); err != nil {
 		return &Refusal{ReasonSpecInvalid, err.Error()}
 	}
+	if err := tasks.CheckSecretDigests(spec, adm.Leaf); err != nil {
+		return &Refusal{ReasonSpecInvalid, err.Error()}
+	}
 	adm.Kind, adm.Spec = kind, spec
 	return nil
 }

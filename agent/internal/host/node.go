@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/containerd"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
+	"github.com/gpuaas/millwright/agent/internal/host/secrets"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
 	"github.com/gpuaas/millwright/agent/internal/shim"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -35,6 +36,8 @@ type Config struct {
 	Clock clock.Clock
 	// Logger gets what is worth telling besides the errors returned.
 	Logger *slog.Logger
+	// Secrets gets the values of secrets; nil: none can be had.
+	Secrets secrets.Fetcher
 	// ProbeTimeout bounds one probe; unset: 10 s.
 	ProbeTimeout time.Duration
 }
@@ -55,6 +58,7 @@ func New(cfg Config) *Node {
 	}
 	children := child.New(child.Config{Logger: cfg.Logger})
 	table := mounts.New(mounts.Config{})
+	fs := files.New()
 	sd := systemd.New(systemd.Config{
 		Logger: cfg.Logger,
 		Users:  table.Users,
@@ -68,7 +72,8 @@ func New(cfg Config) *Node {
 			Clock: cfg.Clock, Logger: cfg.Logger, Systemd: sd,
 		}),
 		surface: &surface{
-			Conn: sd, Table: table, files: files.New(),
+			Conn: sd, Table: table, files: fs,
+			secrets: secrets.New(secrets.Config{Dir: filepath.Join(cfg.StateDir, "secrets"), Files: fs, Fetcher: cfg.Secrets}),
 			Runtime: containerd.New(containerd.Config{
 				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd,
 				Clock: cfg.Clock, Logger: cfg.Logger,
@@ -83,6 +88,14 @@ func New(cfg Config) *Node {
 func (n *Node) ForStep(taskID string, step uint32) host.Host {
 	return stepHost{surface: n.surface, commands: n.commands, id: shim.ID{TaskID: taskID, Step: step, Attempt: 1}}
 }
+
+// Forget deletes what the steps of a task have kept of secrets: it has ended.
+func (n *Node) Forget(ctx context.Context, taskID string) error {
+	return n.surface.secrets.Forget(ctx, taskID)
+}
+
+// Kept returns the tasks of which something is kept.
+func (n *Node) Kept() ([]string, error) { return n.surface.secrets.Kept() }
 
 // Prober returns the host for plans and checks. It changes nothing.
 func (n *Node) Prober() host.Prober {

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/containerd"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
+	"github.com/gpuaas/millwright/agent/internal/host/secrets"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
 	"github.com/gpuaas/millwright/agent/internal/shim"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -26,8 +27,9 @@ type surface struct {
 	*systemd.Conn
 	*mounts.Table
 	*containerd.Runtime
-	files *files.Files
-	probe prober
+	files   *files.Files
+	secrets *secrets.Store
+	probe   prober
 }
 
 // stepHost is the host of one step.
@@ -40,6 +42,30 @@ type stepHost struct {
 // RunCommand implements host.Commander.
 func (h stepHost) RunCommand(ctx context.Context, c host.Command) (host.Outcome, error) {
 	return h.commands.Run(ctx, h.id, c)
+}
+
+// WriteSecret implements host.SecretWriter.
+func (h stepHost) WriteSecret(ctx context.Context, path string, f host.SecretFile) error {
+	return h.secrets.Write(ctx, h.secretStep(), path, f)
+}
+
+// RemoveSecret implements host.SecretWriter.
+func (h stepHost) RemoveSecret(ctx context.Context, path string) error {
+	return h.secrets.Remove(ctx, h.secretStep(), path)
+}
+
+// RestoreSecret implements host.SecretWriter.
+func (h stepHost) RestoreSecret(ctx context.Context, path string) error {
+	return h.secrets.Restore(ctx, h.secretStep(), path)
+}
+
+func (h stepHost) secretStep() secrets.Step {
+	return secrets.Step{TaskID: h.id.TaskID, Step: h.id.Step}
+}
+
+// SecretState implements host.SecretReader.
+func (s *surface) SecretState(ctx context.Context, path string, salt []byte) (host.SecretState, error) {
+	return s.secrets.SecretState(ctx, path, salt)
 }
 
 func (s *surface) ReadFile(ctx context.Context, path string) (host.File, error) {

@@ -115,6 +115,8 @@ func (c *checker) spec(i int, leaf *taskv1.TaskLeaf) bool {
 		}
 	case err != nil:
 		c.add(codes.InvalidArgument, "SPEC_INVALID", rpcerr.Violation{Field: at(i, "spec"), Rule: err.Error()})
+	case tasks.CheckSecretDigests(spec, leaf) != nil:
+		c.add(codes.InvalidArgument, "SPEC_INVALID", rpcerr.Violation{Field: at(i, "secret_digests"), Rule: tasks.CheckSecretDigests(spec, leaf).Error()})
 	case kind.Kind == kindResolve:
 		c.resolve(i, leaf, spec)
 	}

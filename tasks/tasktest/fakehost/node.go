@@ -55,12 +55,18 @@ type Node struct {
 	containers    map[string]*container
 	containerRuns int
 	endings       map[string]ending // of containers that end at once, by their arguments
+
+	secrets   map[string]string // values, by name
+	noSecrets bool              // no value can be had
+	kept      map[keptKey]keptFile
 }
 
 type entry struct {
 	mode   fs.FileMode
 	data   string
 	target string
+	user   string // empty: root
+	group  string // empty: root
 }
 
 type use struct {
@@ -77,6 +83,7 @@ func New() *Node {
 		users:   map[string]bool{"root": true, "nobody": true},
 		volumes: map[string]string{}, hung: map[string]bool{},
 		loaded: map[string]unit{}, unnoticed: map[string]bool{}, failed: map[string]string{}, services: map[string]bool{},
+		secrets: map[string]string{}, kept: map[keptKey]keptFile{},
 		results: map[string]Result{}, commands: map[commandKey]*command{}, runs: map[string]int{},
 		images: map[string]bool{}, containers: map[string]*container{}, endings: map[string]ending{},
 	}

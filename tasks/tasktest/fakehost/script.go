@@ -28,6 +28,7 @@ import (
 //	archive PATH DIGEST...          foreign NAME: a container that is not ours
 //	ends exit=N|oom ARGUMENTS...: containers that end at once
 //	die NAME: a container ends
+//	secret NAME VALUE               nosecrets                   owner PATH USER GROUP
 //
 // Empty lines and those that begin with # are left out.
 func (n *Node) Do(script string) error {
@@ -78,15 +79,15 @@ func split(line string) ([]string, error) {
 // arity returns how many words a verb takes, at least and at most.
 func arity(verb string) (least, most int) {
 	switch verb {
-	case "reload", "inhibit":
+	case "reload", "inhibit", "nosecrets":
 		return 0, 0
 	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "enable", "disable", "foreign", "die":
 		return 1, 1
 	case "dir":
 		return 1, 2
-	case "link", "bind", "remount", "unnoticed":
+	case "link", "bind", "remount", "unnoticed", "secret":
 		return 2, 2
-	case "file", "mount", "busy", "edit":
+	case "file", "mount", "busy", "edit", "owner":
 		return 3, 3
 	case "result", "archive", "ends":
 		return 2, 256
@@ -100,7 +101,7 @@ func (n *Node) do(verb string, a []string) error {
 		return fmt.Errorf("unknown verb %q, or not its number of words", verb)
 	}
 	switch verb {
-	case "dir", "file", "link", "program", "remove", "edit":
+	case "dir", "file", "link", "program", "remove", "edit", "owner":
 		return n.doFile(verb, a)
 	case "mount", "bind", "umount", "remount":
 		return n.doMount(verb, a)
@@ -110,6 +111,10 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doResult(a[0], strings.Join(a[1:], " "))
 	case "inhibit":
 		n.inhibited = true
+	case "secret":
+		n.secrets[a[0]] = a[1]
+	case "nosecrets":
+		n.noSecrets = true
 	case "user":
 		n.users[a[0]] = true
 	case "nofs":
@@ -161,6 +166,10 @@ func (n *Node) doFile(verb string, a []string) error {
 		n.entries[k] = entry{mode: 0o755, data: "ELF"}
 	case "remove":
 		delete(n.entries, k)
+	case "owner":
+		e := n.entries[k]
+		e.user, e.group = named(a[1]), named(a[2])
+		n.entries[k] = e
 	case "edit":
 		e := n.entries[k]
 		if !strings.Contains(e.data, a[1]) {
@@ -249,7 +258,11 @@ func (n *Node) Dump() string {
 		case e.mode&fs.ModeSymlink != 0:
 			lines = append(lines, fmt.Sprintf("link %s %s", p, e.target))
 		default:
-			lines = append(lines, fmt.Sprintf("file %s %#o %q", p, e.mode.Perm(), e.data))
+			line := fmt.Sprintf("file %s %#o %q", p, e.mode.Perm(), e.data)
+			if e.user != "" || e.group != "" {
+				line += " " + e.ownedBy() + ":" + e.groupOf()
+			}
+			lines = append(lines, line)
 		}
 	}
 	mounts := slices.Clone(n.mounts[2:])

@@ -2135,6 +2135,107 @@ func (x *UploadOutputResponse) GetComplete() bool {
 	return false
 }
 
+// FetchSecretRequest asks for a value.
+type FetchSecretRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The task, which must be the node's own.
+	TaskId string `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
+	// The reference, as in the task's leaf.
+	Reference     string `protobuf:"bytes,2,opt,name=reference,proto3" json:"reference,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchSecretRequest) Reset() {
+	*x = FetchSecretRequest{}
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchSecretRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchSecretRequest) ProtoMessage() {}
+
+func (x *FetchSecretRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchSecretRequest.ProtoReflect.Descriptor instead.
+func (*FetchSecretRequest) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *FetchSecretRequest) GetTaskId() string {
+	if x != nil {
+		return x.TaskId
+	}
+	return ""
+}
+
+func (x *FetchSecretRequest) GetReference() string {
+	if x != nil {
+		return x.Reference
+	}
+	return ""
+}
+
+// FetchSecretResponse is the value.
+type FetchSecretResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The value.
+	Value         []byte `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchSecretResponse) Reset() {
+	*x = FetchSecretResponse{}
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchSecretResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchSecretResponse) ProtoMessage() {}
+
+func (x *FetchSecretResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_session_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchSecretResponse.ProtoReflect.Descriptor instead.
+func (*FetchSecretResponse) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_session_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *FetchSecretResponse) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
 var File_millwright_agent_v1_session_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_session_proto_rawDesc = "" +
@@ -2298,15 +2399,21 @@ const file_millwright_agent_v1_session_proto_rawDesc = "" +
 	"\x06stream\x18\x03 \x01(\x0e2\x1a.millwright.task.v1.StreamR\x06stream\x123\n" +
 	"\x04part\x18\x04 \x01(\x0e2\x1f.millwright.agent.v1.OutputPartR\x04part\x12%\n" +
 	"\x0ereceived_bytes\x18\x05 \x01(\x04R\rreceivedBytes\x12\x1a\n" +
-	"\bcomplete\x18\x06 \x01(\bR\bcomplete*U\n" +
+	"\bcomplete\x18\x06 \x01(\bR\bcomplete\"K\n" +
+	"\x12FetchSecretRequest\x12\x17\n" +
+	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1c\n" +
+	"\treference\x18\x02 \x01(\tR\treference\"0\n" +
+	"\x13FetchSecretResponse\x12\x19\n" +
+	"\x05value\x18\x01 \x01(\fB\x03\x80\x01\x01R\x05value*U\n" +
 	"\n" +
 	"OutputPart\x12\x1b\n" +
 	"\x17OUTPUT_PART_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10OUTPUT_PART_HEAD\x10\x01\x12\x14\n" +
-	"\x10OUTPUT_PART_TAIL\x10\x022\xd1\x01\n" +
+	"\x10OUTPUT_PART_TAIL\x10\x022\xb3\x02\n" +
 	"\fAgentService\x12X\n" +
 	"\aSession\x12#.millwright.agent.v1.SessionRequest\x1a$.millwright.agent.v1.SessionResponse(\x010\x01\x12g\n" +
-	"\fUploadOutput\x12(.millwright.agent.v1.UploadOutputRequest\x1a).millwright.agent.v1.UploadOutputResponse(\x010\x01B@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
+	"\fUploadOutput\x12(.millwright.agent.v1.UploadOutputRequest\x1a).millwright.agent.v1.UploadOutputResponse(\x010\x01\x12`\n" +
+	"\vFetchSecret\x12'.millwright.agent.v1.FetchSecretRequest\x1a(.millwright.agent.v1.FetchSecretResponseB@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
 
 var (
 	file_millwright_agent_v1_session_proto_rawDescOnce sync.Once
@@ -2321,7 +2428,7 @@ func file_millwright_agent_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_agent_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_agent_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_millwright_agent_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_millwright_agent_v1_session_proto_goTypes = []any{
 	(OutputPart)(0),               // 0: millwright.agent.v1.OutputPart
 	(*SessionRequest)(nil),        // 1: millwright.agent.v1.SessionRequest
@@ -2349,14 +2456,16 @@ var file_millwright_agent_v1_session_proto_goTypes = []any{
 	(*OutputWanted)(nil),          // 23: millwright.agent.v1.OutputWanted
 	(*UploadOutputRequest)(nil),   // 24: millwright.agent.v1.UploadOutputRequest
 	(*UploadOutputResponse)(nil),  // 25: millwright.agent.v1.UploadOutputResponse
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
-	(v1.TaskState)(0),             // 27: millwright.task.v1.TaskState
-	(*v1.Label)(nil),              // 28: millwright.task.v1.Label
-	(*v1.Condition)(nil),          // 29: millwright.task.v1.Condition
-	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
-	(*v1.Envelope)(nil),           // 31: millwright.task.v1.Envelope
-	(*v1.SignedLeaf)(nil),         // 32: millwright.task.v1.SignedLeaf
-	(v1.Stream)(0),                // 33: millwright.task.v1.Stream
+	(*FetchSecretRequest)(nil),    // 26: millwright.agent.v1.FetchSecretRequest
+	(*FetchSecretResponse)(nil),   // 27: millwright.agent.v1.FetchSecretResponse
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(v1.TaskState)(0),             // 29: millwright.task.v1.TaskState
+	(*v1.Label)(nil),              // 30: millwright.task.v1.Label
+	(*v1.Condition)(nil),          // 31: millwright.task.v1.Condition
+	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
+	(*v1.Envelope)(nil),           // 33: millwright.task.v1.Envelope
+	(*v1.SignedLeaf)(nil),         // 34: millwright.task.v1.SignedLeaf
+	(v1.Stream)(0),                // 35: millwright.task.v1.Stream
 }
 var file_millwright_agent_v1_session_proto_depIdxs = []int32{
 	3,  // 0: millwright.agent.v1.SessionRequest.hello:type_name -> millwright.agent.v1.Hello
@@ -2374,37 +2483,39 @@ var file_millwright_agent_v1_session_proto_depIdxs = []int32{
 	22, // 12: millwright.agent.v1.SessionResponse.goodbye:type_name -> millwright.agent.v1.Goodbye
 	23, // 13: millwright.agent.v1.SessionResponse.output_wanted:type_name -> millwright.agent.v1.OutputWanted
 	5,  // 14: millwright.agent.v1.Hello.kinds:type_name -> millwright.agent.v1.KindSupport
-	26, // 15: millwright.agent.v1.Hello.wall_time:type_name -> google.protobuf.Timestamp
+	28, // 15: millwright.agent.v1.Hello.wall_time:type_name -> google.protobuf.Timestamp
 	6,  // 16: millwright.agent.v1.Hello.unfinished:type_name -> millwright.agent.v1.UnfinishedTask
 	7,  // 17: millwright.agent.v1.Hello.facts:type_name -> millwright.agent.v1.NodeFacts
 	4,  // 18: millwright.agent.v1.Hello.safe_mode:type_name -> millwright.agent.v1.SafeMode
-	27, // 19: millwright.agent.v1.UnfinishedTask.state:type_name -> millwright.task.v1.TaskState
-	28, // 20: millwright.agent.v1.NodeFacts.labels:type_name -> millwright.task.v1.Label
-	29, // 21: millwright.agent.v1.NodeFacts.conditions:type_name -> millwright.task.v1.Condition
-	26, // 22: millwright.agent.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	30, // 23: millwright.agent.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
-	31, // 24: millwright.agent.v1.Welcome.trust_updates:type_name -> millwright.task.v1.Envelope
-	26, // 25: millwright.agent.v1.Heartbeat.wall_time:type_name -> google.protobuf.Timestamp
-	29, // 26: millwright.agent.v1.Heartbeat.conditions:type_name -> millwright.task.v1.Condition
-	26, // 27: millwright.agent.v1.ServerHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	31, // 28: millwright.agent.v1.Assignment.envelope:type_name -> millwright.task.v1.Envelope
-	32, // 29: millwright.agent.v1.Assignment.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	29, // 19: millwright.agent.v1.UnfinishedTask.state:type_name -> millwright.task.v1.TaskState
+	30, // 20: millwright.agent.v1.NodeFacts.labels:type_name -> millwright.task.v1.Label
+	31, // 21: millwright.agent.v1.NodeFacts.conditions:type_name -> millwright.task.v1.Condition
+	28, // 22: millwright.agent.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	32, // 23: millwright.agent.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
+	33, // 24: millwright.agent.v1.Welcome.trust_updates:type_name -> millwright.task.v1.Envelope
+	28, // 25: millwright.agent.v1.Heartbeat.wall_time:type_name -> google.protobuf.Timestamp
+	31, // 26: millwright.agent.v1.Heartbeat.conditions:type_name -> millwright.task.v1.Condition
+	28, // 27: millwright.agent.v1.ServerHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	33, // 28: millwright.agent.v1.Assignment.envelope:type_name -> millwright.task.v1.Envelope
+	34, // 29: millwright.agent.v1.Assignment.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
 	14, // 30: millwright.agent.v1.AssignmentAnswer.accepted:type_name -> millwright.agent.v1.Accepted
 	15, // 31: millwright.agent.v1.AssignmentAnswer.deferred:type_name -> millwright.agent.v1.Deferred
 	16, // 32: millwright.agent.v1.AssignmentAnswer.refused:type_name -> millwright.agent.v1.Refused
-	30, // 33: millwright.agent.v1.Deferred.retry_after:type_name -> google.protobuf.Duration
-	30, // 34: millwright.agent.v1.DrainNotice.reconnect_after:type_name -> google.protobuf.Duration
-	30, // 35: millwright.agent.v1.Goodbye.reconnect_after:type_name -> google.protobuf.Duration
-	33, // 36: millwright.agent.v1.UploadOutputRequest.stream:type_name -> millwright.task.v1.Stream
+	32, // 33: millwright.agent.v1.Deferred.retry_after:type_name -> google.protobuf.Duration
+	32, // 34: millwright.agent.v1.DrainNotice.reconnect_after:type_name -> google.protobuf.Duration
+	32, // 35: millwright.agent.v1.Goodbye.reconnect_after:type_name -> google.protobuf.Duration
+	35, // 36: millwright.agent.v1.UploadOutputRequest.stream:type_name -> millwright.task.v1.Stream
 	0,  // 37: millwright.agent.v1.UploadOutputRequest.part:type_name -> millwright.agent.v1.OutputPart
-	33, // 38: millwright.agent.v1.UploadOutputResponse.stream:type_name -> millwright.task.v1.Stream
+	35, // 38: millwright.agent.v1.UploadOutputResponse.stream:type_name -> millwright.task.v1.Stream
 	0,  // 39: millwright.agent.v1.UploadOutputResponse.part:type_name -> millwright.agent.v1.OutputPart
 	1,  // 40: millwright.agent.v1.AgentService.Session:input_type -> millwright.agent.v1.SessionRequest
 	24, // 41: millwright.agent.v1.AgentService.UploadOutput:input_type -> millwright.agent.v1.UploadOutputRequest
-	2,  // 42: millwright.agent.v1.AgentService.Session:output_type -> millwright.agent.v1.SessionResponse
-	25, // 43: millwright.agent.v1.AgentService.UploadOutput:output_type -> millwright.agent.v1.UploadOutputResponse
-	42, // [42:44] is the sub-list for method output_type
-	40, // [40:42] is the sub-list for method input_type
+	26, // 42: millwright.agent.v1.AgentService.FetchSecret:input_type -> millwright.agent.v1.FetchSecretRequest
+	2,  // 43: millwright.agent.v1.AgentService.Session:output_type -> millwright.agent.v1.SessionResponse
+	25, // 44: millwright.agent.v1.AgentService.UploadOutput:output_type -> millwright.agent.v1.UploadOutputResponse
+	27, // 45: millwright.agent.v1.AgentService.FetchSecret:output_type -> millwright.agent.v1.FetchSecretResponse
+	43, // [43:46] is the sub-list for method output_type
+	40, // [40:43] is the sub-list for method input_type
 	40, // [40:40] is the sub-list for extension type_name
 	40, // [40:40] is the sub-list for extension extendee
 	0,  // [0:40] is the sub-list for field type_name
@@ -2444,7 +2555,7 @@ func file_millwright_agent_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_session_proto_rawDesc), len(file_millwright_agent_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	AgentService_Session_FullMethodName      = "/millwright.agent.v1.AgentService/Session"
 	AgentService_UploadOutput_FullMethodName = "/millwright.agent.v1.AgentService/UploadOutput"
+	AgentService_FetchSecret_FullMethodName  = "/millwright.agent.v1.AgentService/FetchSecret"
 )
 
 // AgentServiceClient is the client API for AgentService service.
@@ -37,6 +38,9 @@ type AgentServiceClient interface {
 	// UploadOutput carries the output of commands, apart from the session and
 	// slower than it.
 	UploadOutput(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[UploadOutputRequest, UploadOutputResponse], error)
+	// FetchSecret returns the value of a secret that a task of the node names.
+	// The node holds it against the digest in the signed leaf before it uses it.
+	FetchSecret(ctx context.Context, in *FetchSecretRequest, opts ...grpc.CallOption) (*FetchSecretResponse, error)
 }
 
 type agentServiceClient struct {
@@ -73,6 +77,16 @@ func (c *agentServiceClient) UploadOutput(ctx context.Context, opts ...grpc.Call
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_UploadOutputClient = grpc.BidiStreamingClient[UploadOutputRequest, UploadOutputResponse]
 
+func (c *agentServiceClient) FetchSecret(ctx context.Context, in *FetchSecretRequest, opts ...grpc.CallOption) (*FetchSecretResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FetchSecretResponse)
+	err := c.cc.Invoke(ctx, AgentService_FetchSecret_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AgentServiceServer is the server API for AgentService service.
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
@@ -87,6 +101,9 @@ type AgentServiceServer interface {
 	// UploadOutput carries the output of commands, apart from the session and
 	// slower than it.
 	UploadOutput(grpc.BidiStreamingServer[UploadOutputRequest, UploadOutputResponse]) error
+	// FetchSecret returns the value of a secret that a task of the node names.
+	// The node holds it against the digest in the signed leaf before it uses it.
+	FetchSecret(context.Context, *FetchSecretRequest) (*FetchSecretResponse, error)
 	mustEmbedUnimplementedAgentServiceServer()
 }
 
@@ -102,6 +119,9 @@ func (UnimplementedAgentServiceServer) Session(grpc.BidiStreamingServer[SessionR
 }
 func (UnimplementedAgentServiceServer) UploadOutput(grpc.BidiStreamingServer[UploadOutputRequest, UploadOutputResponse]) error {
 	return status.Error(codes.Unimplemented, "method UploadOutput not implemented")
+}
+func (UnimplementedAgentServiceServer) FetchSecret(context.Context, *FetchSecretRequest) (*FetchSecretResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FetchSecret not implemented")
 }
 func (UnimplementedAgentServiceServer) mustEmbedUnimplementedAgentServiceServer() {}
 func (UnimplementedAgentServiceServer) testEmbeddedByValue()                      {}
@@ -138,13 +158,36 @@ func _AgentService_UploadOutput_Handler(srv interface{}, stream grpc.ServerStrea
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_UploadOutputServer = grpc.BidiStreamingServer[UploadOutputRequest, UploadOutputResponse]
 
+func _AgentService_FetchSecret_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FetchSecretRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServiceServer).FetchSecret(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AgentService_FetchSecret_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServiceServer).FetchSecret(ctx, req.(*FetchSecretRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AgentService_ServiceDesc is the grpc.ServiceDesc for AgentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var AgentService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "millwright.agent.v1.AgentService",
 	HandlerType: (*AgentServiceServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "FetchSecret",
+			Handler:    _AgentService_FetchSecret_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Session",

@@ -1482,11 +1482,142 @@ func (x *RebootOutcome) GetBootIdAfter() string {
 	return ""
 }
 
+// SecretWriteStep (secret.write) writes the value of a secret to a file. What
+// stood there before is kept on the node, for the undo, until the task has
+// ended; neither is in the journal.
+type SecretWriteStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The file's path.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// The secret.
+	Secret *SecretRef `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	// The permission bits: 0400 or 0600, or 0440 or 0640.
+	Mode uint32 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
+	// The owner's name.
+	User string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
+	// The group's name.
+	Group         string `protobuf:"bytes,5,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretWriteStep) Reset() {
+	*x = SecretWriteStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretWriteStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretWriteStep) ProtoMessage() {}
+
+func (x *SecretWriteStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretWriteStep.ProtoReflect.Descriptor instead.
+func (*SecretWriteStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SecretWriteStep) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *SecretWriteStep) GetSecret() *SecretRef {
+	if x != nil {
+		return x.Secret
+	}
+	return nil
+}
+
+func (x *SecretWriteStep) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
+func (x *SecretWriteStep) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *SecretWriteStep) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+// SecretRemoveStep (secret.remove) removes the file of a secret. What it holds
+// is kept on the node, for the undo, until the task has ended.
+type SecretRemoveStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The file's path.
+	Path          string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretRemoveStep) Reset() {
+	*x = SecretRemoveStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretRemoveStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretRemoveStep) ProtoMessage() {}
+
+func (x *SecretRemoveStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretRemoveStep.ProtoReflect.Descriptor instead.
+func (*SecretRemoveStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SecretRemoveStep) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
 var File_millwright_task_v1_step_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\n" +
-	"\x1dmillwright/task/v1/step.proto\x12\x12millwright.task.v1\x1a\x1egoogle/protobuf/duration.proto\"K\n" +
+	"\x1dmillwright/task/v1/step.proto\x12\x12millwright.task.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fmillwright/task/v1/secret.proto\"K\n" +
 	"\rWriteFileStep\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
@@ -1595,7 +1726,15 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\x05delay\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05delay\"Y\n" +
 	"\rRebootOutcome\x12$\n" +
 	"\x0eboot_id_before\x18\x01 \x01(\tR\fbootIdBefore\x12\"\n" +
-	"\rboot_id_after\x18\x02 \x01(\tR\vbootIdAfter*\x8e\x01\n" +
+	"\rboot_id_after\x18\x02 \x01(\tR\vbootIdAfter\"\x9a\x01\n" +
+	"\x0fSecretWriteStep\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x125\n" +
+	"\x06secret\x18\x02 \x01(\v2\x1d.millwright.task.v1.SecretRefR\x06secret\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\x12\x12\n" +
+	"\x04user\x18\x04 \x01(\tR\x04user\x12\x14\n" +
+	"\x05group\x18\x05 \x01(\tR\x05group\"&\n" +
+	"\x10SecretRemoveStep\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path*\x8e\x01\n" +
 	"\n" +
 	"UnitAction\x12\x1b\n" +
 	"\x17UNIT_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -1617,7 +1756,7 @@ func file_millwright_task_v1_step_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_millwright_task_v1_step_proto_goTypes = []any{
 	(UnitAction)(0),             // 0: millwright.task.v1.UnitAction
 	(*WriteFileStep)(nil),       // 1: millwright.task.v1.WriteFileStep
@@ -1639,26 +1778,30 @@ var file_millwright_task_v1_step_proto_goTypes = []any{
 	(*ContainerObserved)(nil),   // 17: millwright.task.v1.ContainerObserved
 	(*RebootStep)(nil),          // 18: millwright.task.v1.RebootStep
 	(*RebootOutcome)(nil),       // 19: millwright.task.v1.RebootOutcome
-	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
+	(*SecretWriteStep)(nil),     // 20: millwright.task.v1.SecretWriteStep
+	(*SecretRemoveStep)(nil),    // 21: millwright.task.v1.SecretRemoveStep
+	(*durationpb.Duration)(nil), // 22: google.protobuf.Duration
+	(*SecretRef)(nil),           // 23: millwright.task.v1.SecretRef
 }
 var file_millwright_task_v1_step_proto_depIdxs = []int32{
 	0,  // 0: millwright.task.v1.UnitStep.action:type_name -> millwright.task.v1.UnitAction
 	0,  // 1: millwright.task.v1.MountUnitStep.action:type_name -> millwright.task.v1.UnitAction
-	20, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
-	20, // 3: millwright.task.v1.CommandStep.stop_grace:type_name -> google.protobuf.Duration
-	20, // 4: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
+	22, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
+	22, // 3: millwright.task.v1.CommandStep.stop_grace:type_name -> google.protobuf.Duration
+	22, // 4: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
 	10, // 5: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
 	10, // 6: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
 	15, // 7: millwright.task.v1.ContainerStartStep.mounts:type_name -> millwright.task.v1.ContainerMount
-	20, // 8: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
+	22, // 8: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
 	14, // 9: millwright.task.v1.ContainerObserved.setup:type_name -> millwright.task.v1.ContainerStartStep
-	20, // 10: millwright.task.v1.RebootStep.timeout:type_name -> google.protobuf.Duration
-	20, // 11: millwright.task.v1.RebootStep.delay:type_name -> google.protobuf.Duration
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	22, // 10: millwright.task.v1.RebootStep.timeout:type_name -> google.protobuf.Duration
+	22, // 11: millwright.task.v1.RebootStep.delay:type_name -> google.protobuf.Duration
+	23, // 12: millwright.task.v1.SecretWriteStep.secret:type_name -> millwright.task.v1.SecretRef
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_step_proto_init() }
@@ -1666,13 +1809,14 @@ func file_millwright_task_v1_step_proto_init() {
 	if File_millwright_task_v1_step_proto != nil {
 		return
 	}
+	file_millwright_task_v1_secret_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_step_proto_rawDesc), len(file_millwright_task_v1_step_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
