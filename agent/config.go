@@ -20,6 +20,12 @@ type Hosts interface {
 	Prober() host.Prober
 }
 
+// SecretTaker is a [Hosts] that gets the values of secrets from the agent, as the
+// machine itself does.
+type SecretTaker interface {
+	TakeSecrets(fetch func(ctx context.Context, taskID, reference string) ([]byte, error))
+}
+
 // Conn is a connection to the control plane.
 type Conn = session.Conn
 

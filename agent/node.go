@@ -74,6 +74,8 @@ func (a *Agent) work(ctx context.Context, e *enrol.Enrolment, joined bool) (err 
 	n.hosts = a.cfg.Hosts
 	if n.hosts == nil {
 		n.hosts = n.machine
+	} else if taker, ok := n.hosts.(SecretTaker); ok {
+		taker.TakeSecrets(n.courier.Fetch)
 	}
 	if n.bootID, err = n.hosts.Prober().BootID(ctx); err != nil {
 		return fmt.Errorf("read boot id: %w", err)

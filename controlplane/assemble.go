@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/millwright/pki/trustroot"
 	agentpb "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	nodepb "github.com/gpuaas/millwright/proto/millwright/node/v1"
+	secretpb "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	taskpb "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
 
@@ -27,8 +28,10 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/enrolv1"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/nodev1"
+	"github.com/gpuaas/millwright/controlplane/internal/rpc/secretv1"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/taskv1"
 	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
+	"github.com/gpuaas/millwright/controlplane/internal/vault"
 )
 
 // site is what the parts of one server share.
@@ -40,6 +43,7 @@ type site struct {
 	id     pki.ID
 	log    *eventlog.Log
 	output *output.Store
+	vault  *vault.Vault
 }
 
 // assemble makes the parts. It is the one place that knows all of them.
@@ -81,6 +85,9 @@ func (s *Server) site(ctx context.Context, db *boltstore.Store) (*site, error) {
 	if w.output, err = output.Open(s.cfg.outputDir(), output.Reserve); err != nil {
 		return nil, err
 	}
+	if w.vault, err = vault.Open(s.cfg.secretsDir(), s.cfg.secretsKey()); err != nil {
+		return nil, err
+	}
 	w.log = eventlog.New(eventlog.Config{
 		Writer: db, Now: s.cfg.Now, Spec: specOf(s.cfg.Registry), Intent: intentOf(s.cfg.Registry), Authorizer: authorizer(root),
 		Verify: func(env *taskpb.Envelope, signed *taskpb.SignedLeaf) error {
@@ -115,7 +122,7 @@ func (w *site) register(r grpc.ServiceRegistrar, p *parts) {
 	root := func() *trustroot.Root { return w.root }
 	healthgrpc.RegisterHealthServer(r, p.health)
 	agentpb.RegisterAgentServiceServer(r, agentv1.New(agentv1.Config{
-		Sessions: p.dispatch, Outputs: w.output, Members: p.fleet, Reader: w.db,
+		Sessions: p.dispatch, Outputs: w.output, Secrets: w.vault, Members: p.fleet, Reader: w.db,
 		Logger: log.With("component", "output"), Stopping: p.stopping, Now: w.cfg.Now,
 	}))
 	agentpb.RegisterEnrolmentServiceServer(r, enrolv1.New(enrolv1.Config{
@@ -127,6 +134,7 @@ func (w *site) register(r grpc.ServiceRegistrar, p *parts) {
 		Admit: admit.New(admit.Config{Registry: w.cfg.Registry, Root: root, Now: w.cfg.Now}),
 		Spec:  specOf(w.cfg.Registry), Actor: w.id.String(), Stopping: p.stopping,
 	}))
+	secretpb.RegisterSecretServiceServer(r, secretv1.New(secretv1.Config{Vault: w.vault, Log: w.log, Now: w.cfg.Now}))
 	nodepb.RegisterNodeServiceServer(r, nodev1.New(nodev1.Config{
 		Fleet: p.fleet, Root: root, NodeAddress: w.cfg.AdvertiseAddress, Version: w.cfg.Version, Now: w.cfg.Now,
 	}))

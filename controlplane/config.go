@@ -20,7 +20,8 @@ import (
 
 // Config is a server. The fields after Logger may be left zero.
 type Config struct {
-	// StateDir holds all that the server keeps: store.db, ca/ and output/.
+	// StateDir holds all that the server keeps: store.db, ca/, output/ and
+	// secrets/.
 	StateDir string
 	// Listen is the address of the gRPC port, as host:port.
 	Listen string
@@ -39,6 +40,10 @@ type Config struct {
 	Executable string
 	// Version is the server's version.
 	Version string
+	// SecretsKeyFile is the key of the secrets at rest, made when there is none and
+	// no secret; empty means secrets.key in StateDir. It belongs into another
+	// backup than the rest.
+	SecretsKeyFile string
 	// Heartbeat is how often each side of a session says something; 0 means 15
 	// seconds.
 	Heartbeat time.Duration
@@ -84,5 +89,14 @@ func (c *Config) look(ctx context.Context) boltstore.Option {
 func (c *Config) storePath() string { return filepath.Join(c.StateDir, "store.db") }
 
 func (c *Config) caDir() string { return filepath.Join(c.StateDir, "ca") }
+
+func (c *Config) secretsDir() string { return filepath.Join(c.StateDir, "secrets") }
+
+func (c *Config) secretsKey() string {
+	if c.SecretsKeyFile != "" {
+		return c.SecretsKeyFile
+	}
+	return filepath.Join(c.StateDir, "secrets.key")
+}
 
 func (c *Config) outputDir() string { return filepath.Join(c.StateDir, "output") }

@@ -128,7 +128,8 @@ func readConfig(path string, stderr io.Writer) (controlplane.Config, error) {
 		return controlplane.Config{}, fmt.Errorf("find the path of this program: %w", err)
 	}
 	return controlplane.Config{
-		Executable: executable, StateDir: f.StateDir, Listen: f.Listen, HTTPListen: f.HTTPListen, AdvertiseAddress: f.AdvertiseAddress,
+		Executable: executable, StateDir: f.StateDir, SecretsKeyFile: f.SecretsKeyFile,
+		Listen: f.Listen, HTTPListen: f.HTTPListen, AdvertiseAddress: f.AdvertiseAddress,
 		Registry: all.Registry(), Version: version(), Heartbeat: f.HeartbeatInterval, NodeTTL: f.NodeCertificateTTL,
 		Logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: f.LogLevel})),
 	}, nil

@@ -36,6 +36,9 @@ type File struct {
 	HTTPListen string
 	// StateDir holds all that the server keeps.
 	StateDir string
+	// SecretsKeyFile is the key of the secrets at rest; empty: secrets.key in
+	// StateDir.
+	SecretsKeyFile string
 	// LogLevel is the lowest level that is logged.
 	LogLevel slog.Level
 	// HeartbeatInterval is how often each side of a session says something.
@@ -154,6 +157,13 @@ func (f *File) setters() map[string]func(string) error {
 		"advertise_address": func(v string) error { f.AdvertiseAddress = v; return checkDial(v) },
 		"state_dir": func(v string) error {
 			f.StateDir = v
+			if !filepath.IsAbs(v) {
+				return errors.New("it must be an absolute path")
+			}
+			return nil
+		},
+		"secrets_key_file": func(v string) error {
+			f.SecretsKeyFile = v
 			if !filepath.IsAbs(v) {
 				return errors.New("it must be an absolute path")
 			}

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/ctl/home"
 	"github.com/gpuaas/millwright/pki"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
+	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
@@ -36,13 +37,14 @@ const retries = `{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":5,"i
 
 // client is a connection to the server of one context.
 type client struct {
-	tasks  taskv1.TaskServiceClient
-	nodes  nodev1.NodeServiceClient
-	conn   *grpc.ClientConn
-	home   *home.Home
-	at     *home.Context
-	server string
-	log    *dialLog
+	tasks   taskv1.TaskServiceClient
+	nodes   nodev1.NodeServiceClient
+	secrets secretv1.SecretServiceClient
+	conn    *grpc.ClientConn
+	home    *home.Home
+	at      *home.Context
+	server  string
+	log     *dialLog
 }
 
 // dial makes the client. It does not connect: the first call does.
@@ -64,7 +66,7 @@ func dial(h *home.Home, at *home.Context, now func() time.Time) (*client, error)
 		return nil, fmt.Errorf("connect to %s: %w", server, err)
 	}
 	return &client{
-		tasks: taskv1.NewTaskServiceClient(conn), nodes: nodev1.NewNodeServiceClient(conn),
+		tasks: taskv1.NewTaskServiceClient(conn), nodes: nodev1.NewNodeServiceClient(conn), secrets: secretv1.NewSecretServiceClient(conn),
 		conn: conn, home: h, at: at, server: server, log: log,
 	}, nil
 }

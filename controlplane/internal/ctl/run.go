@@ -32,6 +32,7 @@ type runOptions struct {
 	impact       []string
 	project      string
 	labels       []string
+	secrets      []string
 }
 
 func (a *app) taskRunCmd() *cobra.Command {
@@ -69,6 +70,7 @@ Kinds:
 	f.StringSliceVar(&o.impact, "allow-impact", nil, "disturbances that are allowed: drain, gpu-reset, service-restart, reboot")
 	f.StringVar(&o.project, "project", "", "the project that the task belongs to")
 	f.StringArrayVarP(&o.labels, "label", "l", nil, "a label as key=value; repeat the flag for more")
+	f.StringArrayVar(&o.secrets, "secret", nil, "NAME=FILE: the value of a secret that the spec names, to take its digest from; needed for one that was not put from here")
 	o.flags(cmd)
 	a.outputFlag(cmd, formatName)
 	return cmd
@@ -98,7 +100,7 @@ func (a *app) prepare(kindName string, o *runOptions) ([]*taskv1.TaskLeaf, envel
 	if err := checkNodes(o.nodes); err != nil {
 		return nil, window, err
 	}
-	spec, err := a.readSpec(kind, o.file)
+	spec, err := a.readSpec(kind, o.file, o.secrets)
 	if err != nil {
 		return nil, window, err
 	}
@@ -133,7 +135,7 @@ func checkNodes(nodes []string) error {
 }
 
 // readSpec reads and validates the spec in a file.
-func (a *app) readSpec(kind *tasks.Kind, file string) (proto.Message, error) {
+func (a *app) readSpec(kind *tasks.Kind, file string, secrets []string) (proto.Message, error) {
 	var data []byte
 	var err error
 	name := file
@@ -151,6 +153,9 @@ func (a *app) readSpec(kind *tasks.Kind, file string) (proto.Message, error) {
 	}
 	spec := kind.NewSpec()
 	doc := specfile.Read(name, data, spec)
+	if err := a.fillDigests(spec, secrets); err != nil {
+		return nil, err
+	}
 	err = doc.Check(kind.Validate(spec))
 	if problems := (specfile.Problems)(nil); errors.As(err, &problems) {
 		return nil, usagef("the spec of %s is not valid:\n%w", kind.Kind, problems)
@@ -174,8 +179,12 @@ func (o *runOptions) leaf(kind *tasks.Kind, spec proto.Message) (*taskv1.TaskLea
 	if err != nil {
 		return nil, fmt.Errorf("encode spec of %s: %w", kind.Kind, err)
 	}
+	digests, err := tasks.SecretDigests(spec)
+	if err != nil {
+		return nil, usagef("%w", err)
+	}
 	leaf := &taskv1.TaskLeaf{
-		Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind.Kind, Revision: kind.Needs(spec), Spec: b,
+		SecretDigests: digests, Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind.Kind, Revision: kind.Needs(spec), Spec: b,
 		AllowedImpact: impact, Project: o.project, Labels: pairs, Reason: o.reason,
 	}
 	if o.plan {

@@ -83,7 +83,7 @@ func (t *Tx) projectNode(e *auditv1.LogEntry) error {
 		f := b.JournalFork
 		return t.foundOnNode(f.GetNode(), "JournalFork", "CHAIN_BROKEN",
 			fmt.Sprintf("event %d of journal %s does not fit what was stored: two hosts may share the identity, or the node's state was altered; look at the node, then evict it and join it again", f.GetSeq(), f.GetJournalId()))
-	case *auditv1.LogEntry_JoinDenied:
+	case *auditv1.LogEntry_JoinDenied, *auditv1.LogEntry_SecretChanged:
 		return nil
 	}
 	return errors.New("log entry of an unknown type")

@@ -9,6 +9,7 @@
 package fakehost
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -58,6 +59,7 @@ type Node struct {
 
 	secrets   map[string]string // values, by name
 	noSecrets bool              // no value can be had
+	fetch     func(ctx context.Context, taskID, name string) ([]byte, error)
 	kept      map[keptKey]keptFile
 }
 

@@ -55,8 +55,30 @@ func salted(salt []byte, value string) []byte {
 	return sum[:]
 }
 
-func (n *Node) writeSecret(key commandKey, p string, f host.SecretFile) error {
-	value, ok := n.secrets[f.Secret.Name]
+// TakeSecrets has the values of secrets fetched from elsewhere than the node's
+// script.
+func (h Hosts) TakeSecrets(fetch func(ctx context.Context, taskID, name string) ([]byte, error)) {
+	h.node.mu.Lock()
+	defer h.node.mu.Unlock()
+	h.node.fetch = fetch
+}
+
+// fetched asks for a value that is not the script's.
+func (v *view) fetched(ctx context.Context, f host.SecretFile) (string, bool, error) {
+	v.n.mu.Lock()
+	fetch := v.n.fetch
+	v.n.mu.Unlock()
+	if fetch == nil {
+		return "", false, nil
+	}
+	value, err := fetch(ctx, v.key.task, f.Secret.Name)
+	return string(value), err == nil, err
+}
+
+func (n *Node) writeSecret(key commandKey, p string, f host.SecretFile, value string, ok bool) error {
+	if !ok {
+		value, ok = n.secrets[f.Secret.Name]
+	}
 	switch {
 	case n.noSecrets:
 		return fmt.Errorf("write secret %s to %s: %w", f.Secret.Name, p, host.ErrSecretAway)
@@ -123,7 +145,11 @@ func (v *view) SecretState(ctx context.Context, path string, salt []byte) (host.
 }
 
 func (v *view) WriteSecret(ctx context.Context, path string, f host.SecretFile) error {
-	return change(ctx, v, "WriteSecret", path, func() error { return v.n.writeSecret(v.key, path, f) })
+	value, ok, err := v.fetched(ctx, f)
+	if err != nil {
+		return err
+	}
+	return change(ctx, v, "WriteSecret", path, func() error { return v.n.writeSecret(v.key, path, f, value, ok) })
 }
 
 func (v *view) RemoveSecret(ctx context.Context, path string) error {

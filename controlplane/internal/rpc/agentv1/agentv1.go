@@ -51,6 +51,8 @@ type Config struct {
 	Sessions Sessions
 	// Outputs keeps what commands wrote.
 	Outputs Outputs
+	// Secrets keeps the values of secrets.
+	Secrets Secrets
 	// Members is asked at every piece of output.
 	Members Members
 	// Reader reads the store.

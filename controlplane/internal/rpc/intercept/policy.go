@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/millwright/pki"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
+	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
@@ -71,6 +72,11 @@ func Default() Policy {
 	return Policy{
 		agentv1.AgentService_Session_FullMethodName:      {Roles: nodes, Class: ClassSession, Audit: AuditCoalesced},
 		agentv1.AgentService_UploadOutput_FullMethodName: {Roles: nodes, Class: ClassSession, Audit: AuditNone},
+		agentv1.AgentService_FetchSecret_FullMethodName:  {Roles: nodes, Class: ClassWrite, Audit: AuditEach},
+
+		secretv1.SecretService_PutSecret_FullMethodName:    {Roles: operators, Class: ClassWrite, Audit: AuditEach},
+		secretv1.SecretService_ListSecrets_FullMethodName:  {Roles: clients, Class: ClassRead, Audit: AuditCoalesced},
+		secretv1.SecretService_RemoveSecret_FullMethodName: {Roles: operators, Class: ClassWrite, Audit: AuditEach},
 
 		agentv1.EnrolmentService_Join_FullMethodName:  {Anonymous: true, Class: ClassJoin, Audit: AuditEach},
 		agentv1.EnrolmentService_Renew_FullMethodName: {Roles: nodes, Class: ClassWrite, Audit: AuditEach},

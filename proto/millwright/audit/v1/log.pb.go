@@ -52,6 +52,7 @@ type LogEntry struct {
 	//	*LogEntry_JournalGap
 	//	*LogEntry_JournalFork
 	//	*LogEntry_JoinDenied
+	//	*LogEntry_SecretChanged
 	Entry         isLogEntry_Entry `protobuf_oneof:"entry"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -241,6 +242,15 @@ func (x *LogEntry) GetJoinDenied() *JoinDenied {
 	return nil
 }
 
+func (x *LogEntry) GetSecretChanged() *SecretChanged {
+	if x != nil {
+		if x, ok := x.Entry.(*LogEntry_SecretChanged); ok {
+			return x.SecretChanged
+		}
+	}
+	return nil
+}
+
 type isLogEntry_Entry interface {
 	isLogEntry_Entry()
 }
@@ -315,6 +325,11 @@ type LogEntry_JoinDenied struct {
 	JoinDenied *JoinDenied `protobuf:"bytes,23,opt,name=join_denied,json=joinDenied,proto3,oneof"`
 }
 
+type LogEntry_SecretChanged struct {
+	// The value of a secret was kept, or removed.
+	SecretChanged *SecretChanged `protobuf:"bytes,34,opt,name=secret_changed,json=secretChanged,proto3,oneof"`
+}
+
 func (*LogEntry_NodeFrame) isLogEntry_Entry() {}
 
 func (*LogEntry_TaskCreated) isLogEntry_Entry() {}
@@ -342,6 +357,8 @@ func (*LogEntry_JournalGap) isLogEntry_Entry() {}
 func (*LogEntry_JournalFork) isLogEntry_Entry() {}
 
 func (*LogEntry_JoinDenied) isLogEntry_Entry() {}
+
+func (*LogEntry_SecretChanged) isLogEntry_Entry() {}
 
 // NodeFrame is a node's event.
 type NodeFrame struct {
@@ -1374,11 +1391,94 @@ func (x *JoinDenied) GetCount() uint32 {
 	return 0
 }
 
+// SecretChanged records that a version of a secret was kept or removed. Its
+// value is nowhere here.
+type SecretChanged struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The secret's name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The version.
+	Version uint32 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	// The salt of its digest; unset when it was removed.
+	Salt []byte `protobuf:"bytes,3,opt,name=salt,proto3" json:"salt,omitempty"`
+	// SHA-256 over the salt followed by the value; unset when it was removed.
+	Sha256 []byte `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Whether it was removed.
+	Removed       bool `protobuf:"varint,5,opt,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretChanged) Reset() {
+	*x = SecretChanged{}
+	mi := &file_millwright_audit_v1_log_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretChanged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretChanged) ProtoMessage() {}
+
+func (x *SecretChanged) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_audit_v1_log_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretChanged.ProtoReflect.Descriptor instead.
+func (*SecretChanged) Descriptor() ([]byte, []int) {
+	return file_millwright_audit_v1_log_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SecretChanged) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SecretChanged) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *SecretChanged) GetSalt() []byte {
+	if x != nil {
+		return x.Salt
+	}
+	return nil
+}
+
+func (x *SecretChanged) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+func (x *SecretChanged) GetRemoved() bool {
+	if x != nil {
+		return x.Removed
+	}
+	return false
+}
+
 var File_millwright_audit_v1_log_proto protoreflect.FileDescriptor
 
 const file_millwright_audit_v1_log_proto_rawDesc = "" +
 	"\n" +
-	"\x1dmillwright/audit/v1/log.proto\x12\x13millwright.audit.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/agent/v1/session.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\"\xed\b\n" +
+	"\x1dmillwright/audit/v1/log.proto\x12\x13millwright.audit.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/agent/v1/session.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\"\xba\t\n" +
 	"\bLogEntry\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12;\n" +
 	"\vrecord_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
@@ -1402,7 +1502,8 @@ const file_millwright_audit_v1_log_proto_rawDesc = "" +
 	"journalGap\x12E\n" +
 	"\fjournal_fork\x18\x16 \x01(\v2 .millwright.audit.v1.JournalForkH\x00R\vjournalFork\x12B\n" +
 	"\vjoin_denied\x18\x17 \x01(\v2\x1f.millwright.audit.v1.JoinDeniedH\x00R\n" +
-	"joinDeniedB\a\n" +
+	"joinDenied\x12K\n" +
+	"\x0esecret_changed\x18\" \x01(\v2\".millwright.audit.v1.SecretChangedH\x00R\rsecretChangedB\a\n" +
 	"\x05entry\"\xa7\x01\n" +
 	"\tNodeFrame\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1e\n" +
@@ -1494,7 +1595,13 @@ const file_millwright_audit_v1_log_proto_rawDesc = "" +
 	"JoinDenied\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05count\x18\x03 \x01(\rR\x05countB@Z>github.com/gpuaas/millwright/proto/millwright/audit/v1;auditv1b\x06proto3"
+	"\x05count\x18\x03 \x01(\rR\x05count\"\x83\x01\n" +
+	"\rSecretChanged\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\rR\aversion\x12\x12\n" +
+	"\x04salt\x18\x03 \x01(\fR\x04salt\x12\x16\n" +
+	"\x06sha256\x18\x04 \x01(\fR\x06sha256\x12\x18\n" +
+	"\aremoved\x18\x05 \x01(\bR\aremovedB@Z>github.com/gpuaas/millwright/proto/millwright/audit/v1;auditv1b\x06proto3"
 
 var (
 	file_millwright_audit_v1_log_proto_rawDescOnce sync.Once
@@ -1508,7 +1615,7 @@ func file_millwright_audit_v1_log_proto_rawDescGZIP() []byte {
 	return file_millwright_audit_v1_log_proto_rawDescData
 }
 
-var file_millwright_audit_v1_log_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_millwright_audit_v1_log_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_millwright_audit_v1_log_proto_goTypes = []any{
 	(*LogEntry)(nil),              // 0: millwright.audit.v1.LogEntry
 	(*NodeFrame)(nil),             // 1: millwright.audit.v1.NodeFrame
@@ -1525,15 +1632,16 @@ var file_millwright_audit_v1_log_proto_goTypes = []any{
 	(*JournalGap)(nil),            // 12: millwright.audit.v1.JournalGap
 	(*JournalFork)(nil),           // 13: millwright.audit.v1.JournalFork
 	(*JoinDenied)(nil),            // 14: millwright.audit.v1.JoinDenied
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(*v1.Envelope)(nil),           // 16: millwright.task.v1.Envelope
-	(*v1.SignedLeaf)(nil),         // 17: millwright.task.v1.SignedLeaf
-	(*v11.Deferred)(nil),          // 18: millwright.agent.v1.Deferred
-	(*v11.Refused)(nil),           // 19: millwright.agent.v1.Refused
-	(v1.TaskState)(0),             // 20: millwright.task.v1.TaskState
+	(*SecretChanged)(nil),         // 15: millwright.audit.v1.SecretChanged
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*v1.Envelope)(nil),           // 17: millwright.task.v1.Envelope
+	(*v1.SignedLeaf)(nil),         // 18: millwright.task.v1.SignedLeaf
+	(*v11.Deferred)(nil),          // 19: millwright.agent.v1.Deferred
+	(*v11.Refused)(nil),           // 20: millwright.agent.v1.Refused
+	(v1.TaskState)(0),             // 21: millwright.task.v1.TaskState
 }
 var file_millwright_audit_v1_log_proto_depIdxs = []int32{
-	15, // 0: millwright.audit.v1.LogEntry.record_time:type_name -> google.protobuf.Timestamp
+	16, // 0: millwright.audit.v1.LogEntry.record_time:type_name -> google.protobuf.Timestamp
 	1,  // 1: millwright.audit.v1.LogEntry.node_frame:type_name -> millwright.audit.v1.NodeFrame
 	2,  // 2: millwright.audit.v1.LogEntry.task_created:type_name -> millwright.audit.v1.TaskCreated
 	3,  // 3: millwright.audit.v1.LogEntry.task_assigned:type_name -> millwright.audit.v1.TaskAssigned
@@ -1548,17 +1656,18 @@ var file_millwright_audit_v1_log_proto_depIdxs = []int32{
 	12, // 12: millwright.audit.v1.LogEntry.journal_gap:type_name -> millwright.audit.v1.JournalGap
 	13, // 13: millwright.audit.v1.LogEntry.journal_fork:type_name -> millwright.audit.v1.JournalFork
 	14, // 14: millwright.audit.v1.LogEntry.join_denied:type_name -> millwright.audit.v1.JoinDenied
-	16, // 15: millwright.audit.v1.TaskCreated.envelope:type_name -> millwright.task.v1.Envelope
-	17, // 16: millwright.audit.v1.TaskCreated.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	18, // 17: millwright.audit.v1.TaskDeferred.answer:type_name -> millwright.agent.v1.Deferred
-	19, // 18: millwright.audit.v1.TaskRefused.answer:type_name -> millwright.agent.v1.Refused
-	20, // 19: millwright.audit.v1.TaskDecided.state:type_name -> millwright.task.v1.TaskState
-	15, // 20: millwright.audit.v1.TokenCreated.expire_time:type_name -> google.protobuf.Timestamp
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	15, // 15: millwright.audit.v1.LogEntry.secret_changed:type_name -> millwright.audit.v1.SecretChanged
+	17, // 16: millwright.audit.v1.TaskCreated.envelope:type_name -> millwright.task.v1.Envelope
+	18, // 17: millwright.audit.v1.TaskCreated.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	19, // 18: millwright.audit.v1.TaskDeferred.answer:type_name -> millwright.agent.v1.Deferred
+	20, // 19: millwright.audit.v1.TaskRefused.answer:type_name -> millwright.agent.v1.Refused
+	21, // 20: millwright.audit.v1.TaskDecided.state:type_name -> millwright.task.v1.TaskState
+	16, // 21: millwright.audit.v1.TokenCreated.expire_time:type_name -> google.protobuf.Timestamp
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_millwright_audit_v1_log_proto_init() }
@@ -1581,6 +1690,7 @@ func file_millwright_audit_v1_log_proto_init() {
 		(*LogEntry_JournalGap)(nil),
 		(*LogEntry_JournalFork)(nil),
 		(*LogEntry_JoinDenied)(nil),
+		(*LogEntry_SecretChanged)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1588,7 +1698,7 @@ func file_millwright_audit_v1_log_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_audit_v1_log_proto_rawDesc), len(file_millwright_audit_v1_log_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
