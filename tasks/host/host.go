@@ -39,6 +39,15 @@ var (
 	// ErrJob is wrapped by the error of a unit that did not reach the state that
 	// was asked for. The message has the unit's Result and last log lines.
 	ErrJob = errors.New("unit did not reach the state")
+	// ErrNoAnswer is wrapped by the error of [Network.DialPort] when the port was
+	// not reached.
+	ErrNoAnswer = errors.New("no answer")
+	// ErrDisconnected is wrapped by the error of a probe when the client that
+	// serves the file system has died.
+	ErrDisconnected = errors.New("transport endpoint is not connected")
+	// ErrStale is wrapped by the error of a probe when the server has another file
+	// system than the one that was mounted.
+	ErrStale = errors.New("stale file handle")
 )
 
 // File is a file's content with its permission bits.
@@ -126,6 +135,20 @@ type Use struct {
 	How     string // cwd, root, exe, fd 3, map
 }
 
+// MountHealth is what can be known of a mount without asking it.
+type MountHealth string
+
+// The states. A mount of which nothing bad is known is none of them.
+const (
+	// MountHung is a mount whose server or daemon does not answer.
+	MountHung MountHealth = "hung"
+	// MountDisconnected is a FUSE mount whose daemon has died.
+	MountDisconnected MountHealth = "disconnected"
+	// MountStale is a mount whose server has another file system now. It is known
+	// from a probe alone.
+	MountStale MountHealth = "stale"
+)
+
 // MountReader reads the mount table. It never touches a mounted file system,
 // so that it answers while one hangs.
 type MountReader interface {
@@ -134,6 +157,19 @@ type MountReader interface {
 	// Users returns the processes that keep the mount at target busy, in any
 	// mount namespace, at most 100 of them.
 	Users(ctx context.Context, target string) ([]Use, error)
+	// MountHealth returns what the kernel tells of the mount at target, from its
+	// processes and its own counts; empty when that is nothing bad.
+	MountHealth(ctx context.Context, target string) (MountHealth, error)
+}
+
+// Network looks at other machines, with a deadline of a few seconds.
+type Network interface {
+	// ResolveHost returns the addresses of a host name, as the node's programs
+	// find them. A name that has none is fs.ErrNotExist.
+	ResolveHost(ctx context.Context, name string) ([]string, error)
+	// DialPort connects to a TCP port and leaves again. One that is not reached is
+	// an error that wraps [ErrNoAnswer].
+	DialPort(ctx context.Context, address string, port uint32) error
 }
 
 // ContainerStatus is what is known of a container by its name.
@@ -196,6 +232,9 @@ type Facts interface {
 	// FilesystemKnown reports whether the kernel can mount the type, or could
 	// after it has loaded a module.
 	FilesystemKnown(ctx context.Context, fstype string) (bool, error)
+	// ModuleKnown reports whether the kernel has a module, loaded or built in, or
+	// could load it.
+	ModuleKnown(ctx context.Context, name string) (bool, error)
 	// UserExists reports whether the node knows the user.
 	UserExists(ctx context.Context, name string) (bool, error)
 }
@@ -208,6 +247,7 @@ type Reader interface {
 	ContainerReader
 	SecretReader
 	Facts
+	Network
 }
 
 // Capacity is what statfs says of a file system.
@@ -226,6 +266,9 @@ type Prober interface {
 	ProbeWrite(ctx context.Context, dir string) error
 	// ProbeRead lists dir.
 	ProbeRead(ctx context.Context, dir string) error
+	// ProbeFile reads the beginning of the regular file at path. A missing one is
+	// fs.ErrNotExist.
+	ProbeFile(ctx context.Context, path string) error
 	// ProbeCapacity asks the file system at dir for its size.
 	ProbeCapacity(ctx context.Context, dir string) (Capacity, error)
 	// ProbeContainer looks at a container twice, a short time apart. When one and
@@ -262,6 +305,20 @@ type UnitController interface {
 	StopUnit(ctx context.Context, name string) error
 	// SetUnitEnabled enables or disables a unit for the next boot.
 	SetUnitEnabled(ctx context.Context, name string, enabled bool) error
+}
+
+// Unmounter unmounts what stopping a unit does not. Each ends within half a
+// minute. A target where nothing is mounted is no error.
+type Unmounter interface {
+	// ForceUnmount unmounts what is seen at target, and breaks off what waits for
+	// its server.
+	ForceUnmount(ctx context.Context, target string) error
+	// AbortFuse ends the connection of the FUSE mount at target to its daemon: all
+	// that waits for it fails. One of another type is left as it is.
+	AbortFuse(ctx context.Context, target string) error
+	// LazyUnmount takes the mount at target out of the directory tree. For those
+	// who use it, it lives on.
+	LazyUnmount(ctx context.Context, target string) error
 }
 
 // ContainerMount shows a path of the node in a container.
@@ -375,6 +432,7 @@ type Host interface {
 	UnitController
 	ContainerController
 	SecretWriter
+	Unmounter
 	Commander
 	Rebooter
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -13,15 +15,55 @@ import (
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
+// releaseTimeout bounds each stage of an unmount that may go further than to
+// stop the unit, which has a time of its own.
+const releaseTimeout = 45 * time.Second
+
+// ReleasedHow says how far a step went to unmount.
+type ReleasedHow string
+
+// The stages, each further than the one before.
+const (
+	ReleasedOrderly ReleasedHow = "stopped"
+	ReleasedByForce ReleasedHow = "forced"
+	ReleasedByAbort ReleasedHow = "aborted"
+	ReleasedLazily  ReleasedHow = "lazy"
+	releasedNothing ReleasedHow = ""
+)
+
 type setMount struct{ args *taskv1.MountUnitStep }
+
+// patient is a mount that is tried again, since its server may answer later.
+type patient struct{ setMount }
+
+var _ tasks.Retrier = patient{}
+
+// Retry implements [tasks.Retrier].
+func (s patient) Retry() (attempts uint32, backOff time.Duration) {
+	return s.args.GetAttempts(), s.args.GetBackOff().AsDuration()
+}
 
 // SetMount returns the step that mounts (START) or unmounts (STOP) through a
 // native mount unit whose file is in place. What counts is the kernel's mount
 // table, never the state of the unit. It unmounts only what its arguments name,
 // and nothing on which another mount stands.
-func SetMount(args *taskv1.MountUnitStep) tasks.Step { return setMount{args} }
+func SetMount(args *taskv1.MountUnitStep) tasks.Step {
+	if args.GetAttempts() > 1 {
+		return patient{setMount{args}}
+	}
+	return setMount{args}
+}
 
 func (s setMount) Args() proto.Message { return s.args }
+
+// Released decodes what the Apply of a step that unmounts returned.
+func Released(out []byte) (ReleasedHow, error) {
+	var r taskv1.MountReleased
+	if err := decode(out, &r); err != nil {
+		return releasedNothing, err
+	}
+	return ReleasedHow(r.GetHow()), nil
+}
 
 func (s setMount) Title() string {
 	if s.stop() {
@@ -46,18 +88,34 @@ func (s setMount) Observe(ctx context.Context, h host.Reader) ([]byte, error) {
 
 func observed(st host.UnitStatus, table []host.Mount, where string) *taskv1.MountObserved {
 	m, depth := MountAt(table, where)
-	return &taskv1.MountObserved{
+	o := &taskv1.MountObserved{
 		Enabled: enabled(st), Mounted: depth > 0, Source: m.Source, Fstype: m.FSType,
 		Root: m.Root, ReadOnly: depth > 0 && m.ReadOnly(),
 	}
+	if slices.Contains(telling, m.FSType) {
+		o.Options = strings.Join(m.Super, ",")
+	}
+	return o
 }
+
+// telling are the types whose options in force are part of what a mount is: they
+// can be changed by hand, and a unit brings back its own.
+var telling = []string{"nfs", "nfs4", "lustre", "wekafs", "ceph"}
 
 func (s setMount) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 	switch s.args.GetAction() {
 	case taskv1.UnitAction_UNIT_ACTION_START:
-		return nil, s.mount(ctx, h)
+		err := s.mount(ctx, h)
+		if s.args.GetAttempts() > 1 && errors.Is(err, host.ErrJob) {
+			err = tasks.Transient(err)
+		}
+		return nil, err
 	case taskv1.UnitAction_UNIT_ACTION_STOP:
-		return nil, s.unmount(ctx, h)
+		how, err := s.unmount(ctx, h)
+		if err != nil {
+			return nil, err
+		}
+		return encode(&taskv1.MountReleased{How: string(how)})
 	default:
 		return nil, fmt.Errorf("%s: no such action on a mount", s.args.GetAction())
 	}
@@ -133,28 +191,84 @@ func (s setMount) reload(ctx context.Context, h host.Host) error {
 	return h.Reload(ctx)
 }
 
-func (s setMount) unmount(ctx context.Context, h host.Host) error {
+func (s setMount) unmount(ctx context.Context, h host.Host) (ReleasedHow, error) {
 	where := s.args.GetWhere()
 	table, err := h.Mounts(ctx)
 	if err != nil {
-		return err
+		return releasedNothing, err
 	}
 	m, depth := MountAt(table, where)
 	if depth > 0 && !s.named(m) {
-		return fmt.Errorf("unmount %s: %s of type %s has been mounted there meanwhile", where, m.Source, m.FSType)
+		return releasedNothing, fmt.Errorf("unmount %s: %s of type %s has been mounted there meanwhile", where, m.Source, m.FSType)
 	}
 	// Systemd stops the units of mounts below with their parent's.
 	if below := MountsBelow(table, where); depth > 0 && len(below) > 0 {
-		return &tasks.ReasonError{Reason: tasks.ReasonBusy, Err: fmt.Errorf("unmount %s: %s is mounted below it: %w",
+		return releasedNothing, &tasks.ReasonError{Reason: tasks.ReasonBusy, Err: fmt.Errorf("unmount %s: %s is mounted below it: %w",
 			where, strings.Join(below, ", "), host.ErrBusy)}
 	}
-	if err := s.stopUnit(ctx, h); err != nil {
+	how, err := s.release(ctx, h)
+	if err != nil {
 		if errors.Is(err, host.ErrBusy) {
-			return &tasks.ReasonError{Reason: tasks.ReasonBusy, Err: fmt.Errorf("unmount %s: %w", where, err)}
+			return releasedNothing, &tasks.ReasonError{Reason: tasks.ReasonBusy, Err: fmt.Errorf("unmount %s: %w", where, err)}
 		}
-		return err
+		return releasedNothing, err
 	}
-	return h.SetUnitEnabled(ctx, s.args.GetUnit(), false)
+	if depth == 0 {
+		how = releasedNothing
+	}
+	return how, h.SetUnitEnabled(ctx, s.args.GetUnit(), false)
+}
+
+// release goes from stage to stage, as far as it may, until nothing is mounted.
+// The error is that of the first: it names who uses the mount.
+func (s setMount) release(ctx context.Context, h host.Host) (ReleasedHow, error) {
+	first := s.stopUnit(ctx, h)
+	stuck := errors.Is(first, host.ErrJob) || errors.Is(first, host.ErrBusy)
+	if !stuck || s.args.GetRelease() == taskv1.MountRelease_MOUNT_RELEASE_UNSPECIFIED {
+		return ReleasedOrderly, first
+	}
+	for _, stage := range []struct {
+		how     ReleasedHow
+		allowed bool
+		do      func(context.Context, string) error
+	}{
+		{ReleasedByForce, true, h.ForceUnmount},
+		{ReleasedByAbort, true, h.AbortFuse},
+		{ReleasedLazily, s.args.GetRelease() == taskv1.MountRelease_MOUNT_RELEASE_LAZY, h.LazyUnmount},
+	} {
+		if !stage.allowed {
+			continue
+		}
+		if gone, err := s.stage(ctx, h, stage.do); err != nil {
+			first = fmt.Errorf("%w; %s: %w", first, stage.how, err)
+		} else if gone {
+			return stage.how, nil
+		}
+	}
+	return releasedNothing, first
+}
+
+// stage does one thing to a mount, then has systemd stop the unit, and reports
+// whether nothing is mounted any more.
+func (s setMount) stage(ctx context.Context, h host.Host, do func(context.Context, string) error) (gone bool, err error) {
+	limited, done := context.WithTimeout(ctx, releaseTimeout)
+	defer done()
+	if err := do(limited, s.args.GetWhere()); err != nil {
+		return false, err
+	}
+	mounted, err := s.mounted(limited, h)
+	if err != nil {
+		return false, err
+	}
+	err = s.stopUnit(limited, h)
+	if !mounted {
+		return true, err
+	}
+	if err != nil {
+		return false, nil //nolint:nilerr // it is still in use; the next stage has its turn
+	}
+	mounted, err = s.mounted(limited, h)
+	return !mounted, err
 }
 
 // named reports whether m is what a STOP step is to unmount.

@@ -74,7 +74,7 @@ func compareSource(table []host.Mount, m host.Mount, want *taskv1.MountUnitStep)
 		if m.FSType != want.GetFstype() {
 			diffs = append(diffs, MountDiff{"type", m.FSType, want.GetFstype()})
 		}
-		if m.Source != want.GetSource() && !slices.Contains(want.GetOtherSources(), m.Source) {
+		if m.Source != want.GetSource() && !(want.GetAnyServer() && exported(m.Source) == exported(want.GetSource())) && !slices.Contains(want.GetOtherSources(), m.Source) {
 			diffs = append(diffs, MountDiff{"source", m.Source, want.GetSource()})
 		}
 		if m.Root != "/" && len(diffs) == 0 {
@@ -88,6 +88,9 @@ func compareSource(table []host.Mount, m host.Mount, want *taskv1.MountUnitStep)
 	}
 	return []MountDiff{{"source", shown(table, m), want.GetSource()}}
 }
+
+// exported is what a source names besides its servers.
+func exported(source string) string { return source[max(0, strings.LastIndex(source, ":/")):] }
 
 // below returns where a path of the node stands in the file system of the mount
 // that it lies on.

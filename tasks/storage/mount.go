@@ -5,12 +5,16 @@ package storage
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -33,7 +37,10 @@ var (
 // MountInfo describes storage.mount.
 func MountInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "storage.mount", Revision: 1, Class: tasks.State,
+		Kind: "storage.mount", Revision: 2, Class: tasks.State,
+		Since: map[protoreflect.Name]uint32{
+			"nfs": 2, "lustre": 2, "weka": 2, "beegfs": 2, "cephfs": 2, "s3": 2, "device": 2, "wait": 2, "sentinel": 2,
+		},
 		Summary: "mount a file system, now and after each boot",
 	}
 }
@@ -64,7 +71,11 @@ func (Mount) Plan(ctx context.Context, h host.Reader, spec *storagev1.MountSpec)
 	if err != nil {
 		return tasks.Plan{}, err
 	}
-	diffs := s.differences(spec, content)
+	want, err := wantedNow(ctx, h, spec)
+	if err != nil {
+		return tasks.Plan{}, err
+	}
+	diffs := s.differences(spec, want, content)
 	if len(diffs) == 0 {
 		return tasks.Plan{}, nil
 	}
@@ -72,12 +83,41 @@ func (Mount) Plan(ctx context.Context, h host.Reader, spec *storagev1.MountSpec)
 	if err != nil {
 		return tasks.Plan{}, err
 	}
-	p := tasks.Plan{Differences: diffs}
-	add := func(st tasks.Step) { p.Steps = append(p.Steps, st) }
-	if s.remount(spec, content) {
+	again := s.remount(spec, want, content)
+	if (again || s.depth == 0) && spec.GetWait() == nil {
+		if err := sourceOf(spec).needs.checkServers(ctx, h); err != nil {
+			return tasks.Plan{}, err
+		}
+	}
+	if again {
 		if err := s.checkRelease(ctx, h); err != nil {
 			return tasks.Plan{}, err
 		}
+	}
+	return tasks.Plan{Differences: diffs, Steps: s.steps(want, content, again, missing)}, nil
+}
+
+// wantedNow is wanted, with the name that the mount table has for a disk.
+func wantedNow(ctx context.Context, h host.Reader, spec *storagev1.MountSpec) (*taskv1.MountUnitStep, error) {
+	m := wanted(spec)
+	if file := sourceOf(spec).needs.device; file != "" {
+		now, err := deviceNow(ctx, h, file)
+		if err != nil {
+			return nil, err
+		}
+		if now != "" && now != file {
+			m.OtherSources = append(m.OtherSources, now)
+		}
+	}
+	return m, nil
+}
+
+// steps returns the steps to a mount: what is mounted first goes when it has to
+// be mounted again.
+func (s *survey) steps(want *taskv1.MountUnitStep, content string, again, missing bool) []tasks.Step {
+	var steps []tasks.Step
+	add := func(st tasks.Step) { steps = append(steps, st) }
+	if again {
 		add(s.stop())
 	}
 	if missing {
@@ -92,13 +132,13 @@ func (Mount) Plan(ctx context.Context, h host.Reader, spec *storagev1.MountSpec)
 	if s.content != content {
 		add(step.WriteFile(&taskv1.WriteFileStep{Path: unitPath(s.target), Data: []byte(content), Mode: unitMode}))
 	}
-	add(step.SetMount(wanted(spec)))
-	return p, nil
+	add(step.SetMount(want))
+	return steps
 }
 
 // differences names all that is not as spec wants it.
-func (s *survey) differences(spec *storagev1.MountSpec, content string) []tasks.Difference {
-	diffs := s.mountDifferences(spec)
+func (s *survey) differences(spec *storagev1.MountSpec, want *taskv1.MountUnitStep, content string) []tasks.Difference {
+	diffs := s.mountDifferences(spec, want)
 	if !s.written {
 		diffs = append(diffs, tasks.Difference{Subject: "unit " + s.unit, Want: unitPath(s.target)})
 	} else {
@@ -116,16 +156,50 @@ func (s *survey) differences(spec *storagev1.MountSpec, content string) []tasks.
 	return diffs
 }
 
-func (s *survey) mountDifferences(spec *storagev1.MountSpec) []tasks.Difference {
+func (s *survey) mountDifferences(spec *storagev1.MountSpec, want *taskv1.MountUnitStep) []tasks.Difference {
 	var diffs []tasks.Difference
-	for _, d := range step.CompareMount(s.table, wanted(spec)) {
-		subject := strings.TrimSpace("mount " + s.target + " " + d.What)
-		diffs = append(diffs, tasks.Difference{Subject: subject, Have: d.Have, Want: d.Want})
+	add := func(what, have, want string) {
+		diffs = append(diffs, tasks.Difference{Subject: strings.TrimSpace("mount " + s.target + " " + what), Have: have, Want: want})
+	}
+	for _, d := range step.CompareMount(s.table, want) {
+		add(d.What, d.Have, d.Want)
 	}
 	if t := spec.GetTmpfs(); t != nil && s.depth > 0 && s.mount.FSType == typeTmpfs {
 		diffs = append(diffs, compareTmpfs(s.target, s.mount, t)...)
 	}
+	src := sourceOf(spec)
+	if s.depth > 0 && s.mount.FSType == src.fstype {
+		for _, o := range src.inForce {
+			if have, same := o.shownBy(s.mount); !same {
+				add("option "+o.key, have, o.want())
+			}
+		}
+	}
+	// One that hangs may answer again; what is dead never does.
+	if s.depth > 0 && (s.health == host.MountDisconnected || s.health == host.MountStale) {
+		add("state", string(s.health), "answering")
+	}
 	return diffs
+}
+
+// shownBy returns what a mount shows of an option, and whether that is what is
+// wanted.
+func (o optionInForce) shownBy(m host.Mount) (have string, same bool) {
+	if o.flag {
+		if slices.Contains(m.Super, o.key) || slices.Contains(m.Options, o.key) {
+			return "set", true
+		}
+		return "not set", false
+	}
+	have, _ = option(m.Super, o.key)
+	return have, have == o.value
+}
+
+func (o optionInForce) want() string {
+	if o.flag {
+		return "set"
+	}
+	return o.value
 }
 
 // compareTmpfs compares what the kernel shows of a tmpfs: the size rounded up
@@ -170,11 +244,11 @@ func option(options []string, key string) (string, bool) {
 
 // remount reports whether what is mounted has to go first: the table shows
 // something else, or the unit's own mount settings were others.
-func (s *survey) remount(spec *storagev1.MountSpec, content string) bool {
+func (s *survey) remount(spec *storagev1.MountSpec, wantStep *taskv1.MountUnitStep, content string) bool {
 	if s.depth == 0 {
 		return false
 	}
-	if len(s.mountDifferences(spec)) > 0 {
+	if len(s.mountDifferences(spec, wantStep)) > 0 {
 		return true
 	}
 	isMount := func(key string) bool { return strings.HasPrefix(key, "Mount.") }
@@ -204,27 +278,58 @@ func (Mount) Verify(ctx context.Context, h host.Prober, spec *storagev1.MountSpe
 	if err != nil {
 		return err
 	}
-	if diffs := s.differences(spec, content); len(diffs) > 0 {
+	want, err := wantedNow(ctx, h, spec)
+	if err != nil {
+		return err
+	}
+	if diffs := s.differences(spec, want, content); len(diffs) > 0 {
 		d := diffs[0]
 		return fmt.Errorf("%s: have %q, want %q (differences in all: %d): %w", d.Subject, d.Have, d.Want, len(diffs), tasks.ErrNotSatisfied)
 	}
+	return s.probe(ctx, h, spec)
+}
+
+// probe asks the file system itself, in a child with a deadline.
+func (s *survey) probe(ctx context.Context, h host.Prober, spec *storagev1.MountSpec) error {
 	c, err := h.ProbeCapacity(ctx, s.target)
 	if err != nil {
-		return fmt.Errorf("ask %s for its size: %w", s.target, err)
+		return fmt.Errorf("ask %s for its size: %w", s.target, stateOf(err))
 	}
 	if want := spec.GetTmpfs().GetSizeBytes(); want > 0 && (c.TotalBytes < want || c.TotalBytes >= want+tmpfsRounding) {
 		return fmt.Errorf("%s holds %d bytes, not %d: %w", s.target, c.TotalBytes, want, tasks.ErrNotSatisfied)
 	}
+	if f := spec.GetSentinel(); f != "" {
+		file := path.Join(s.target, f)
+		if err := h.ProbeFile(ctx, file); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("sentinel %s is not there, so that this is not the file system that was meant: %w", file, tasks.ErrNotSatisfied)
+		} else if err != nil {
+			return fmt.Errorf("read sentinel %s: %w", file, stateOf(err))
+		}
+	}
 	if spec.GetReadOnly() {
 		if err := h.ProbeRead(ctx, s.target); err != nil {
-			return fmt.Errorf("read %s: %w", s.target, err)
+			return fmt.Errorf("read %s: %w", s.target, stateOf(err))
 		}
 		return nil
 	}
 	if err := h.ProbeWrite(ctx, s.target); err != nil {
-		return fmt.Errorf("write to %s and read back: %w", s.target, err)
+		return fmt.Errorf("write to %s and read back: %w", s.target, stateOf(err))
 	}
 	return nil
+}
+
+// stateOf names the state of a mount by what a probe of it met.
+func stateOf(err error) error {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the mount is %s: %w", host.MountHung, err)
+	case errors.Is(err, host.ErrDisconnected):
+		return fmt.Errorf("the mount is %s, its client has died: %w: %w", host.MountDisconnected, tasks.ErrNotSatisfied, err)
+	case errors.Is(err, host.ErrStale):
+		return fmt.Errorf("the mount is %s, its server has another file system now: %w: %w", host.MountStale, tasks.ErrNotSatisfied, err)
+	default:
+		return err
+	}
 }
 
 // Result implements [tasks.Task].

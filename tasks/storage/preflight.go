@@ -26,15 +26,19 @@ func (s *survey) preflight(ctx context.Context, h host.Reader, spec *storagev1.M
 	if err != nil {
 		return false, err
 	}
-	switch src := spec.GetSource().(type) {
-	case *storagev1.MountSpec_Bind:
-		err = s.checkBindSource(ctx, h, src.Bind.GetPath())
-	case *storagev1.MountSpec_Tmpfs:
-		err = checkKernel(ctx, h, typeTmpfs)
-	default:
-		err = checkGlusterClient(ctx, h)
+	if b := spec.GetBind(); b != nil {
+		return missing, s.checkBindSource(ctx, h, b.GetPath())
 	}
-	return missing, err
+	src := sourceOf(spec)
+	if err := src.needs.check(ctx, h, s.table); err != nil {
+		return false, err
+	}
+	if spec.GetNfs() != nil {
+		if err := checkTransport(s.table, s.target, src); err != nil {
+			return false, err
+		}
+	}
+	return missing, nil
 }
 
 // checkDirectory looks at the mount point and the directories above it, and
@@ -113,13 +117,4 @@ func checkKernel(ctx context.Context, h host.Reader, fstype string) error {
 		return unfit("the kernel cannot mount %s: load or install its module", fstype)
 	}
 	return nil
-}
-
-func checkGlusterClient(ctx context.Context, h host.Reader) error {
-	if _, err := h.FindProgram(ctx, "mount.glusterfs"); errors.Is(err, fs.ErrNotExist) {
-		return unfit("program mount.glusterfs is missing: install package glusterfs-client")
-	} else if err != nil {
-		return err
-	}
-	return checkKernel(ctx, h, "fuse")
 }

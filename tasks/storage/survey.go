@@ -27,6 +27,7 @@ type survey struct {
 	written bool       // a unit file stands in /etc/systemd/system
 	content string     // of the unit file
 	dropIns []dropIn   // that change this unit alone
+	health  host.MountHealth
 }
 
 type dropIn struct{ path, content string }
@@ -42,6 +43,11 @@ func look(ctx context.Context, h host.Reader, target string) (*survey, error) {
 		return nil, err
 	}
 	s.mount, s.depth = step.MountAt(s.table, target)
+	if s.depth > 0 {
+		if s.health, err = h.MountHealth(ctx, target); err != nil {
+			return nil, err
+		}
+	}
 	if s.content, s.written, err = readUnit(ctx, h, unitPath(target)); err != nil {
 		return nil, err
 	}
@@ -110,11 +116,13 @@ func (s *survey) enabled() bool { return s.status.Enabled == "enabled" }
 
 // stop returns the step that unmounts what the survey saw, and disables the
 // unit.
-func (s *survey) stop() tasks.Step {
-	return step.SetMount(&taskv1.MountUnitStep{
+func (s *survey) stop() tasks.Step { return step.SetMount(s.stopArgs()) }
+
+func (s *survey) stopArgs() *taskv1.MountUnitStep {
+	return &taskv1.MountUnitStep{
 		Unit: s.unit, Where: s.target, Source: s.mount.Source, Fstype: s.mount.FSType,
 		Action: taskv1.UnitAction_UNIT_ACTION_STOP,
-	})
+	}
 }
 
 // reload returns the step that has systemd read the unit's file. Put before

@@ -10,9 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
-	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
-	"github.com/gpuaas/millwright/tasks/step"
 )
 
 const (
@@ -40,33 +38,6 @@ func specDigest(s *storagev1.MountSpec) (string, error) {
 	return "sha256:" + hex.EncodeToString(sum[:]), nil
 }
 
-// wanted returns the step that mounts what a spec asks for, and how the mount
-// table will name it.
-func wanted(s *storagev1.MountSpec) *taskv1.MountUnitStep {
-	m := &taskv1.MountUnitStep{
-		Unit: MountUnit(s.GetTarget()), Where: s.GetTarget(), ReadOnly: s.GetReadOnly(),
-		Action: taskv1.UnitAction_UNIT_ACTION_START,
-	}
-	switch src := s.GetSource().(type) {
-	case *storagev1.MountSpec_Bind:
-		m.Source, m.Fstype = src.Bind.GetPath(), step.FSTypeBind
-	case *storagev1.MountSpec_Tmpfs:
-		m.Source, m.Fstype = typeTmpfs, typeTmpfs
-	case *storagev1.MountSpec_Glusterfs:
-		m.Fstype = typeGluster
-		// The client names the server that answered it.
-		for i, server := range src.Glusterfs.GetServers() {
-			name := server + ":/" + src.Glusterfs.GetVolume() + src.Glusterfs.GetSubdirectory()
-			if i == 0 {
-				m.Source = name
-			} else {
-				m.OtherSources = append(m.OtherSources, name)
-			}
-		}
-	}
-	return m
-}
-
 // unitFile returns the content of the mount unit of a spec.
 //
 // All types are wanted by remote-fs.target and come before it, so that a
@@ -75,65 +46,48 @@ func wanted(s *storagev1.MountSpec) *taskv1.MountUnitStep {
 // and never fails it. nofail keeps the local ones out of local-fs.target, which
 // comes before the network: a bind mount may have its source on a network file
 // system, and systemd would break the cycle by dropping jobs.
-func unitFile(s *storagev1.MountSpec) (string, error) {
-	digest, err := specDigest(s)
+//
+// A mount on the network waits for it and is given up after its timeout; one on
+// a disk gives up a disk that does not come, by the timeout of its job.
+func unitFile(spec *storagev1.MountSpec) (string, error) {
+	digest, err := specDigest(spec)
 	if err != nil {
 		return "", err
 	}
-	w := wanted(s)
+	s := sourceOf(spec)
 	var b strings.Builder
 	line := func(key, value string) { b.WriteString(key + "=" + value + "\n") }
 	b.WriteString("# Made by Millwright (storage.mount). What is changed here by hand is found and undone.\n[Unit]\n")
-	line("Description", "Millwright mount "+s.GetTarget())
-	if w.GetFstype() == typeGluster {
+	line("Description", "Millwright mount "+spec.GetTarget())
+	if s.network {
 		line("Wants", "network-online.target")
-		line("After", "network-online.target")
+		line("After", strings.Join(slices.Concat([]string{"network-online.target"}, s.after), " "))
 	}
-	if w.GetFstype() == step.FSTypeBind {
-		line("RequiresMountsFor", w.GetSource())
+	if s.requires != "" {
+		line("RequiresMountsFor", s.requires)
 	}
 	line("Before", "remote-fs.target")
+	if s.jobTimeout != "" {
+		line("JobTimeoutSec", s.jobTimeout)
+	}
 	line(specKey, digest)
 	b.WriteString("\n[Mount]\n")
-	line("What", w.GetSource())
-	line("Where", s.GetTarget())
-	line("Type", unitType(w))
-	line("Options", strings.Join(options(s), ","))
+	line("What", s.what)
+	line("Where", spec.GetTarget())
+	line("Type", s.unitType)
+	options := s.options
+	if spec.GetReadOnly() {
+		options = append(slices.Clone(options), "ro")
+	}
+	line("Options", strings.Join(options, ","))
+	for _, e := range s.environment {
+		line("Environment", e)
+	}
 	line("TimeoutSec", mountTimeout)
 	line("DirectoryMode", "0755")
 	b.WriteString("\n[Install]\n")
 	line("WantedBy", "remote-fs.target")
 	return b.String(), nil
-}
-
-func unitType(w *taskv1.MountUnitStep) string {
-	switch w.GetFstype() {
-	case step.FSTypeBind:
-		return "none"
-	case typeGluster:
-		return "glusterfs"
-	default:
-		return w.GetFstype()
-	}
-}
-
-func options(s *storagev1.MountSpec) []string {
-	var o []string
-	switch src := s.GetSource().(type) {
-	case *storagev1.MountSpec_Bind:
-		o = []string{"bind", "nofail"}
-	case *storagev1.MountSpec_Tmpfs:
-		o = []string{"nofail", fmt.Sprintf("size=%d", src.Tmpfs.GetSizeBytes()), "mode=" + tmpfsMode(src.Tmpfs)}
-	case *storagev1.MountSpec_Glusterfs:
-		o = []string{"_netdev", "log-level=WARNING"}
-		if others := src.Glusterfs.GetServers()[1:]; len(others) > 0 {
-			o = append(o, "backup-volfile-servers="+strings.Join(others, ":"))
-		}
-	}
-	if s.GetReadOnly() {
-		o = append(o, "ro")
-	}
-	return o
 }
 
 func tmpfsMode(t *storagev1.TmpfsSource) string {

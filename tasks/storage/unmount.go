@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -26,7 +27,8 @@ var (
 // UnmountInfo describes storage.unmount.
 func UnmountInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "storage.unmount", Revision: 1, Class: tasks.State,
+		Kind: "storage.unmount", Revision: 2, Class: tasks.State,
+		Since:   map[protoreflect.Name]uint32{"policy": 2},
 		Summary: "unmount what storage.mount mounted, and keep it unmounted",
 	}
 }
@@ -35,6 +37,7 @@ func UnmountInfo() tasks.Info {
 func (Unmount) Validate(s *storagev1.UnmountSpec) error {
 	var p tasks.Problems
 	checkTarget(&p, "target", s.GetTarget())
+	checkEnum(&p, "policy", s.GetPolicy())
 	return p.Err()
 }
 
@@ -67,7 +70,7 @@ func (Unmount) Plan(ctx context.Context, h host.Reader, spec *storagev1.UnmountS
 		return tasks.Plan{}, err
 	}
 	p := tasks.Plan{Differences: s.leftovers()}
-	p.Steps = append(p.Steps, s.stop())
+	p.Steps = append(p.Steps, s.release(spec.GetPolicy()))
 	if s.written {
 		p.Steps = append(p.Steps, step.RemoveFile(&taskv1.RemoveFileStep{Path: unitPath(s.target)}))
 	}
@@ -82,31 +85,51 @@ func (s *survey) checkOurs() error {
 		return nil
 	}
 	u := settings(s.content)
-	m := &taskv1.MountUnitStep{
-		Where: s.target, Source: u.setting("Mount.What"), Fstype: u.setting("Mount.Type"), ReadOnly: s.mount.ReadOnly(),
-	}
-	switch m.GetFstype() {
-	case "none":
-		m.Fstype = step.FSTypeBind
-	case "glusterfs":
-		// The client may name another of its servers.
-		m.Fstype, m.Source = typeGluster, sameVolume(m.GetSource(), s.mount.Source)
-	}
-	for _, d := range step.CompareMount(s.table, m) {
+	for _, d := range step.CompareMount(s.table, s.unitMount(u.setting("Mount.What"), u.setting("Mount.Type"), u.setting("Mount.Options"))) {
 		return unfit("%s %s of what is mounted on %s is not the unit's (%s): run storage.mount again to put it right, or unmount it by hand",
 			d.What, d.Have, s.target, d.Want)
 	}
 	return nil
 }
 
-// sameVolume returns the name that the mount table gives a volume, when only its
-// server is another than in want.
-func sameVolume(want, have string) string {
-	_, wantVolume, _ := strings.Cut(want, ":")
-	if _, volume, ok := strings.Cut(have, ":"); ok && volume == wantVolume {
-		return have
+// unitMount is what the mount table shows of what a mount unit mounts, as far as
+// the unit tells: a client may name another of its servers, or a disk by the
+// name that it has now.
+func (s *survey) unitMount(what, unitType, options string) *taskv1.MountUnitStep {
+	m := &taskv1.MountUnitStep{Where: s.target, Source: what, Fstype: unitType, ReadOnly: s.mount.ReadOnly()}
+	switch unitType {
+	case "none":
+		m.Fstype = step.FSTypeBind
+	case "glusterfs":
+		m.Fstype, m.AnyServer = typeGluster, true
+	case "nfs":
+		if s.mount.FSType == "nfs4" {
+			m.Fstype = "nfs4"
+		}
+	case "ceph":
+		m.AnyServer = true
+	case "wekafs", typeExt4, typeXFS:
+		m.Source = s.mount.Source // its name is the client's or the kernel's own
+	case "fuse.s3fs":
+		m.Source, _ = option(strings.Split(options, ","), "fsname")
+	case "mount-s3":
+		m.Fstype, m.Source = "fuse", "mountpoint-s3"
+	case "rclone":
+		m.Fstype = "fuse.rclone"
 	}
-	return want
+	return m
+}
+
+// release returns the step that unmounts, as far as the policy lets it.
+func (s *survey) release(policy storagev1.UnmountPolicy) tasks.Step {
+	args := s.stopArgs()
+	switch policy {
+	case storagev1.UnmountPolicy_UNMOUNT_POLICY_FORCE:
+		args.Release = taskv1.MountRelease_MOUNT_RELEASE_FORCE
+	case storagev1.UnmountPolicy_UNMOUNT_POLICY_LAZY:
+		args.Release = taskv1.MountRelease_MOUNT_RELEASE_LAZY
+	}
+	return step.SetMount(args)
 }
 
 func (s *survey) leftovers() []tasks.Difference {
@@ -136,6 +159,14 @@ func (Unmount) Verify(ctx context.Context, h host.Prober, spec *storagev1.Unmoun
 }
 
 // Result implements [tasks.Task].
-func (Unmount) Result(_ context.Context, _ host.Prober, spec *storagev1.UnmountSpec, _ [][]byte) (proto.Message, error) {
-	return &storagev1.UnmountResult{Unit: MountUnit(spec.GetTarget())}, nil
+func (Unmount) Result(_ context.Context, _ host.Prober, spec *storagev1.UnmountSpec, outs [][]byte) (proto.Message, error) {
+	r := &storagev1.UnmountResult{Unit: MountUnit(spec.GetTarget())}
+	if len(outs) > 0 {
+		how, err := step.Released(outs[0])
+		if err != nil {
+			return nil, err
+		}
+		r.How, r.RebootNeeded = string(how), how == step.ReleasedLazily
+	}
+	return r, nil
 }

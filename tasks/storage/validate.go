@@ -5,6 +5,9 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
 	"github.com/gpuaas/millwright/tasks"
@@ -15,6 +18,9 @@ const (
 	minTmpfs   = 4096
 	maxTmpfs   = 1 << 50
 	maxServers = 16
+
+	maxAttempts = 20
+	maxBackOff  = 5 * time.Minute
 )
 
 // Validate implements [tasks.Task].
@@ -28,10 +34,69 @@ func (Mount) Validate(s *storagev1.MountSpec) error {
 		checkTmpfs(&p, src.Tmpfs)
 	case *storagev1.MountSpec_Glusterfs:
 		checkGluster(&p, src.Glusterfs)
+	case *storagev1.MountSpec_Nfs:
+		checkNFS(&p, src.Nfs, s.GetReadOnly())
+	case *storagev1.MountSpec_Lustre:
+		checkLustre(&p, src.Lustre)
+	case *storagev1.MountSpec_Weka:
+		checkWeka(&p, src.Weka)
+	case *storagev1.MountSpec_Beegfs:
+		if f := src.Beegfs.GetConfigFile(); f != "" {
+			checkSecretPath(&p, "beegfs.config_file", f)
+		}
+	case *storagev1.MountSpec_Cephfs:
+		checkCeph(&p, src.Cephfs)
+	case *storagev1.MountSpec_S3:
+		checkS3(&p, src.S3, s)
+	case *storagev1.MountSpec_Device:
+		checkDevice(&p, src.Device)
 	default:
-		p.Add("source", "", "is required: give one of bind, tmpfs and glusterfs")
+		p.Add("source", "", "is required: give one of bind, tmpfs, glusterfs, nfs, lustre, weka, beegfs, cephfs, s3 and device")
+	}
+	checkWait(&p, s)
+	if f := s.GetSentinel(); f != "" {
+		checkSentinel(&p, f)
 	}
 	return p.Err()
+}
+
+// checkWait reports what is wrong with how long a server is waited for.
+func checkWait(p *tasks.Problems, s *storagev1.MountSpec) {
+	w := s.GetWait()
+	if w == nil {
+		return
+	}
+	if !sourceOf(s).network && s.GetSource() != nil {
+		p.Add("wait", "set", "is for sources on the network: leave it out")
+	}
+	if n := w.GetAttempts(); n < 2 || n > maxAttempts {
+		p.Add("wait.attempts", fmt.Sprint(n), fmt.Sprintf("must be 2 to %d: leave wait out for one attempt", maxAttempts))
+	}
+	if d := w.GetBackOff().AsDuration(); w.GetBackOff().CheckValid() != nil || d < time.Second || d > maxBackOff {
+		p.Add("wait.back_off", fmt.Sprint(d), fmt.Sprintf("must be 1s to %v: it doubles before each further attempt", maxBackOff))
+	}
+}
+
+func checkSentinel(p *tasks.Problems, f string) {
+	if _, bad := firstBad(f, "._-/"); bad || path.Clean("/"+f) != "/"+f || len(f) > 1024 {
+		p.Add("sentinel", f, "must be a clean path within the mount, of letters, digits, . _ - and /, that does not begin with /: name a file")
+	}
+}
+
+// checkEnum reports a number that the enum does not have.
+func checkEnum(p *tasks.Problems, field string, v protoreflect.Enum) bool {
+	if v.Descriptor().Values().ByNumber(v.Number()) != nil {
+		return true
+	}
+	p.Add(field, fmt.Sprint(v.Number()), fmt.Sprintf("is not one of the %d values that there are: millctl explain storage.mount shows them", v.Descriptor().Values().Len()))
+	return false
+}
+
+// checkName reports what is wrong with a name that becomes part of an option.
+func checkName(p *tasks.Problems, field, value, wayOut string) {
+	if _, bad := firstBad(value, "._-"); bad || value == "" || len(value) > 255 || value[0] == '-' {
+		p.Add(field, value, "must be letters, digits, . _ and -, not begin with -, and have 1 to 255 bytes: "+wayOut)
+	}
 }
 
 func checkBind(p *tasks.Problems, b *storagev1.BindSource, target string, targetOK bool) {
@@ -84,7 +149,7 @@ func checkGluster(p *tasks.Problems, g *storagev1.GlusterfsSource) {
 	}
 	checkVolume(p, g.GetVolume())
 	if sub := g.GetSubdirectory(); sub != "" {
-		checkSubdirectory(p, sub)
+		checkSubdirectory(p, "glusterfs.subdirectory", sub)
 	}
 }
 
@@ -116,8 +181,7 @@ func checkVolume(p *tasks.Problems, v string) {
 	}
 }
 
-func checkSubdirectory(p *tasks.Problems, sub string) {
-	const field = "glusterfs.subdirectory"
+func checkSubdirectory(p *tasks.Problems, field, sub string) {
 	_, bad := firstBad(sub, "._-/")
 	if bad || !strings.HasPrefix(sub, "/") || path.Clean(sub) != sub || sub == "/" || len(sub) > 1024 {
 		p.Add(field, sub, "must be a clean path that begins with /, of letters, digits, . _ and -, with at most 1024 bytes: leave it out for the whole volume")

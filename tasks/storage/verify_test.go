@@ -76,7 +76,8 @@ func TestVerify(t *testing.T) {
 		{"not at boot", gfs, "disable mnt-data.mount", tasks.ErrNotSatisfied, "at boot"},
 		{"another source", gfs, "umount /mnt/data\nmount /mnt/data fuse.glusterfs gfs:/v2", tasks.ErrNotSatisfied, `source: have "gfs:/v2"`},
 		{"a part of the source", bind("/mnt/data", "/srv/data"), "umount /mnt/data\nbind /srv /mnt/data", tasks.ErrNotSatisfied, `have "/srv", want "/srv/data"`},
-		{"the client has died", gfs, "lose gfs:/v1", nil, "not connected"},
+		{"the client has died", gfs, "lose gfs:/v1", tasks.ErrNotSatisfied, "disconnected"},
+		{"another file system on the server", gfs, "stale /mnt/data", tasks.ErrNotSatisfied, "stale"},
 		{"no answer", gfs, "hang /mnt/data", context.DeadlineExceeded, "no answer"},
 		{"unit file gone", gfs, "remove /etc/systemd/system/mnt-data.mount", tasks.ErrNotSatisfied, "unit mnt-data.mount"},
 	} {

@@ -29,9 +29,11 @@ var imagePackages = []string{
 	"iputils-ping",
 	"procps",
 	"runc",
+	"s3fs",
 	"strace",
 	"systemd",
 	"systemd-sysv",
+	"xfsprogs",
 }
 
 //go:embed image.sh

@@ -22,24 +22,26 @@ import (
 const probeSize = 4096
 
 // ProbeMain is millwrightd probe: it carries out one probe, in the child. Its
-// arguments are write, read or capacity, and the directory. It returns the exit
+// arguments are write, read or capacity, and the directory, or file and a file. It returns the exit
 // code: 0, or 1 with the error on stderr as [FormatError] writes it.
 func ProbeMain(args []string, stdout, stderr io.Writer) int {
 	var err error
 	switch {
 	case len(args) != 2 || !filepath.IsAbs(args[1]):
-		err = errors.New("usage: probe write|read|capacity DIRECTORY")
+		err = errors.New("usage: probe write|read|capacity|file PATH")
 	case args[0] == "write":
 		err = probeWrite(args[1])
 	case args[0] == "read":
 		err = probeRead(args[1])
+	case args[0] == "file":
+		err = probeFile(args[1])
 	case args[0] == "capacity":
 		var c host.Capacity
 		if c, err = probeCapacity(args[1]); err == nil {
 			_, err = fmt.Fprintf(stdout, "%d %d\n", c.TotalBytes, c.FreeBytes)
 		}
 	default:
-		err = fmt.Errorf("probe %q: want write, read or capacity", args[0])
+		err = fmt.Errorf("probe %q: want write, read, file or capacity", args[0])
 	}
 	if err != nil {
 		_, _ = io.WriteString(stderr, FormatError(err)) // there is nobody else to tell
@@ -50,7 +52,9 @@ func ProbeMain(args []string, stdout, stderr io.Writer) int {
 
 // probeWrite writes a file, syncs it, reads it back and removes it. Its name is
 // the node's own, so that it finds what a killed probe left, and so that nodes
-// that share the file system do not meet.
+// that share the file system do not meet. It writes once, from the beginning, and
+// closes before it reads: some object stores can do no more, and a client that
+// writes at the close must have done so.
 func probeWrite(dir string) (err error) {
 	path := filepath.Join(dir, probeName())
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -58,19 +62,14 @@ func probeWrite(dir string) (err error) {
 	}
 	want := make([]byte, probeSize)
 	_, _ = rand.Read(want) // it never fails
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close(), os.Remove(path)) }()
-	if _, err := f.Write(want); err != nil {
+	defer func() { err = errors.Join(err, os.Remove(path)) }()
+	if err := fill(f, want); err != nil {
 		return err
 	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	// The read is to come from the file system, as far as it lets us.
-	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // advice only
 	got, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -79,6 +78,19 @@ func probeWrite(dir string) (err error) {
 		return fmt.Errorf("%s: what was read back is not what was written", path)
 	}
 	return nil
+}
+
+// fill writes, syncs and closes f. The read that follows is to come from the file
+// system, as far as it lets us.
+func fill(f *os.File, data []byte) error {
+	_, err := f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // advice only
+	}
+	return errors.Join(err, f.Close())
 }
 
 func probeName() string {
@@ -98,6 +110,25 @@ func probeRead(dir string) error {
 		return err
 	}
 	return nil
+}
+
+func probeFile(path string) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is not a regular file", path)
+	}
+	if err == nil {
+		_, err = io.ReadFull(f, make([]byte, probeSize))
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil
+	}
+	return err
 }
 
 func probeCapacity(dir string) (host.Capacity, error) {

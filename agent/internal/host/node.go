@@ -72,7 +72,7 @@ func New(cfg Config) *Node {
 			Clock: cfg.Clock, Logger: cfg.Logger, Systemd: sd,
 		}),
 		surface: &surface{
-			Conn: sd, Table: table, files: fs,
+			Conn: sd, Table: table, files: fs, network: network{children},
 			secrets: secrets.New(secrets.Config{Dir: filepath.Join(cfg.StateDir, "secrets"), Files: fs, Fetcher: cfg.Secrets}),
 			Runtime: containerd.New(containerd.Config{
 				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd,

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/host/command"
@@ -27,6 +29,7 @@ type surface struct {
 	*systemd.Conn
 	*mounts.Table
 	*containerd.Runtime
+	network
 	files   *files.Files
 	secrets *secrets.Store
 	probe   prober
@@ -120,6 +123,12 @@ func (s *surface) ProbeRead(ctx context.Context, dir string) error {
 	return err
 }
 
+// ProbeFile implements host.Prober.
+func (s *surface) ProbeFile(ctx context.Context, path string) error {
+	_, err := s.probe.run(ctx, "file", path)
+	return err
+}
+
 func (s *surface) ProbeCapacity(ctx context.Context, dir string) (host.Capacity, error) {
 	out, err := s.probe.run(ctx, "capacity", dir)
 	if err != nil {
@@ -184,5 +193,11 @@ func (p prober) run(ctx context.Context, probe, dir string) (string, error) {
 	crash.Point("host.probe.before")
 	out, err := p.children.Probe(ctx, p.executable, probe, dir, p.timeout)
 	crash.Point("host.probe.after")
+	switch {
+	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED):
+		err = fmt.Errorf("%w: %w", host.ErrDisconnected, err)
+	case errors.Is(err, unix.ESTALE):
+		err = fmt.Errorf("%w: %w", host.ErrStale, err)
+	}
 	return out, err
 }

@@ -122,6 +122,45 @@ func (v *view) Users(ctx context.Context, target string) ([]host.Use, error) {
 	return call(ctx, v, Op{Name: "Users", Object: target}, func() ([]host.Use, error) { return v.n.usersOf(target), nil })
 }
 
+func (v *view) MountHealth(ctx context.Context, target string) (host.MountHealth, error) {
+	return call(ctx, v, Op{Name: "MountHealth", Object: target}, func() (host.MountHealth, error) { return v.n.mountHealth(target), nil })
+}
+
+func (v *view) ResolveHost(ctx context.Context, name string) ([]string, error) {
+	return call(ctx, v, Op{Name: "ResolveHost", Object: name}, func() ([]string, error) { return v.n.resolve(name) })
+}
+
+func (v *view) DialPort(ctx context.Context, address string, port uint32) error {
+	_, err := call(ctx, v, Op{Name: "DialPort", Object: address}, func() (struct{}, error) { return struct{}{}, v.n.dial(address, port) })
+	return err
+}
+
+func (v *view) ModuleKnown(ctx context.Context, name string) (bool, error) {
+	return call(ctx, v, Op{Name: "ModuleKnown", Object: name}, func() (bool, error) { return !v.n.absent[name], nil })
+}
+
+func (v *view) ProbeFile(ctx context.Context, path string) error {
+	_, err := call(ctx, v, Op{Name: "ProbeFile", Object: path}, func() (host.File, error) {
+		if _, err := v.n.probe("read", path); err != nil {
+			return host.File{}, err
+		}
+		return v.n.readFile(path)
+	})
+	return err
+}
+
+func (v *view) ForceUnmount(ctx context.Context, target string) error {
+	return change(ctx, v, "ForceUnmount", target, func() error { return v.n.letGo(target, "force") })
+}
+
+func (v *view) AbortFuse(ctx context.Context, target string) error {
+	return change(ctx, v, "AbortFuse", target, func() error { return v.n.letGo(target, "abort") })
+}
+
+func (v *view) LazyUnmount(ctx context.Context, target string) error {
+	return change(ctx, v, "LazyUnmount", target, func() error { return v.n.letGo(target, "lazy") })
+}
+
 func (v *view) BootID(ctx context.Context) (string, error) {
 	return call(ctx, v, Op{Name: "BootID"}, func() (string, error) { return bootID(v.n.boot), nil })
 }

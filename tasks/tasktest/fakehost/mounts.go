@@ -17,9 +17,6 @@ func errHung(op, p string) error {
 	return fmt.Errorf("%s %s: no answer: %w", op, p, context.DeadlineExceeded)
 }
 
-// errNotConnected is what a file system says whose client has died.
-var errNotConnected = errors.New("transport endpoint is not connected")
-
 // mount puts m on the table.
 func (n *Node) mount(m host.Mount) {
 	m.ID, m.Parent = n.mounts[len(n.mounts)-1].ID+1, n.over(m.Target).ID
@@ -65,6 +62,9 @@ func (n *Node) mountUnit(name string, u unit) error {
 	}
 	m := host.Mount{Target: where, Root: "/", Options: []string{access, "relatime"}, Super: []string{"rw"}}
 	err := n.source(&m, u.last("Mount.Type"), what, opts)
+	if n.lies[what] {
+		return fmt.Errorf("unit %s: mount process finished, and there is no mount: result protocol: %w", name, host.ErrJob)
+	}
 	if err != nil {
 		return fmt.Errorf("unit %s: %w: result exit-code: %w", name, err, host.ErrJob)
 	}
@@ -93,7 +93,7 @@ func (n *Node) source(m *host.Mount, fstype, what string, opts []string) error {
 	case fstype == "glusterfs":
 		return n.gluster(m, what, opts)
 	default:
-		return fmt.Errorf("unknown filesystem type %q", fstype)
+		return n.served(m, fstype, what, opts)
 	}
 }
 
@@ -150,8 +150,11 @@ func (n *Node) probe(op, dir string) (host.Mount, error) {
 	if n.hung[m.Dev] {
 		return m, errHung(op, dir)
 	}
-	if m.FSType == "fuse.glusterfs" && n.volumes[m.Source] != m.Dev {
-		return m, fmt.Errorf("%s %s: %w", op, dir, errNotConnected)
+	if n.dead(m) {
+		return m, fmt.Errorf("%s %s: %w", op, dir, host.ErrDisconnected)
+	}
+	if n.stale[m.Dev] {
+		return m, fmt.Errorf("%s %s: %w", op, dir, host.ErrStale)
 	}
 	_, _, err := n.find(op, dir)
 	return m, err

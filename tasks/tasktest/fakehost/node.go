@@ -40,8 +40,13 @@ type Node struct {
 	inhibited bool // no reboot is taken on
 	fstypes   map[string]bool
 	users     map[string]bool
-	volumes   map[string]string // GlusterFS volume (server:/name) to device
+	volumes   map[string]string // what servers serve (GlusterFS: server:/name), to device
+	later     map[string]int    // what is served: mounts that fail before it answers
+	lies      map[string]bool   // what is served: its helper says yes and mounts nothing
+	absent    map[string]bool   // host names, ports and modules that are not there
 	hung      map[string]bool   // devices that do not answer
+	stale     map[string]bool   // devices whose server has something else now
+	stuck     map[string]string // devices that are let go only by force, abort or lazy
 	uses      []use
 	loaded    map[string]unit   // units in systemd's memory
 	unnoticed map[string]bool   // mount units that systemd takes to be mounted, or not, wrongly
@@ -83,7 +88,8 @@ func New() *Node {
 		entries: map[string]entry{}, boot: 1, nextDev: 100,
 		fstypes: map[string]bool{"ext4": true, "tmpfs": true, "fuse": true, "overlay": true},
 		users:   map[string]bool{"root": true, "nobody": true},
-		volumes: map[string]string{}, hung: map[string]bool{},
+		volumes: map[string]string{}, hung: map[string]bool{}, stale: map[string]bool{}, stuck: map[string]string{},
+		later: map[string]int{}, lies: map[string]bool{}, absent: map[string]bool{},
 		loaded: map[string]unit{}, unnoticed: map[string]bool{}, failed: map[string]string{}, services: map[string]bool{},
 		secrets: map[string]string{}, kept: map[keptKey]keptFile{},
 		results: map[string]Result{}, commands: map[commandKey]*command{}, runs: map[string]int{},

@@ -18,6 +18,11 @@ import (
 //	dir PATH [MODE]                 file PATH MODE CONTENT      link PATH TARGET
 //	program PATH                    user NAME                   remove PATH
 //	volume SERVER:/NAME             lose SERVER:/NAME           nofs TYPE
+//	fs TYPE                         later SOURCE N: mounts that fail first
+//	lies SOURCE: its helper says yes and mounts nothing
+//	absent NAME: a host name, HOST:PORT or kernel module
+//	stale PATH                      stuck PATH force|abort|lazy
+//	show TARGET OPTIONS: what the mount table shows of the file system
 //	mount TARGET TYPE SOURCE        bind SOURCE TARGET          umount TARGET
 //	remount TARGET ro|rw            hang PATH
 //	busy PATH PID COMMAND           idle PATH
@@ -81,11 +86,11 @@ func arity(verb string) (least, most int) {
 	switch verb {
 	case "reload", "inhibit", "nosecrets":
 		return 0, 0
-	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "enable", "disable", "foreign", "die":
+	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "fs", "lies", "absent", "stale", "enable", "disable", "foreign", "die":
 		return 1, 1
 	case "dir":
 		return 1, 2
-	case "link", "bind", "remount", "unnoticed", "secret":
+	case "link", "bind", "remount", "unnoticed", "secret", "later", "stuck", "show":
 		return 2, 2
 	case "file", "mount", "busy", "edit", "owner":
 		return 3, 3
@@ -103,8 +108,10 @@ func (n *Node) do(verb string, a []string) error {
 	switch verb {
 	case "dir", "file", "link", "program", "remove", "edit", "owner":
 		return n.doFile(verb, a)
-	case "mount", "bind", "umount", "remount":
+	case "mount", "bind", "umount", "remount", "show":
 		return n.doMount(verb, a)
+	case "fs", "nofs", "volume", "lose", "later", "lies", "absent", "hang", "stale", "stuck":
+		return n.doServer(verb, a)
 	case "archive", "foreign", "ends", "die":
 		return n.doContainer(verb, a)
 	case "result":
@@ -117,15 +124,6 @@ func (n *Node) do(verb string, a []string) error {
 		n.noSecrets = true
 	case "user":
 		n.users[a[0]] = true
-	case "nofs":
-		n.fstypes[a[0]] = false
-	case "volume":
-		n.nextDev++
-		n.volumes[a[0]] = fmt.Sprintf("0:%d", n.nextDev)
-	case "lose":
-		delete(n.volumes, a[0])
-	case "hang":
-		n.hung[n.over(a[0]).Dev] = true
 	case "idle":
 		n.uses = slices.DeleteFunc(n.uses, func(u use) bool { return u.path == a[0] })
 	case "busy":
@@ -186,6 +184,9 @@ func (n *Node) doMount(verb string, a []string) error {
 	case "mount":
 		n.mkdirAll(a[0])
 		n.nextDev++
+		if dev := fmt.Sprintf("0:%d", n.nextDev); n.volumes[a[2]] == "" && strings.HasPrefix(a[1], "fuse") {
+			n.volumes[a[2]] = dev // its client lives
+		}
 		n.mount(host.Mount{
 			Target: a[0], FSType: a[1], Source: a[2], Dev: fmt.Sprintf("0:%d", n.nextDev), Root: "/",
 			Options: []string{"rw", "relatime"}, Super: []string{"rw"},
@@ -201,14 +202,43 @@ func (n *Node) doMount(verb string, a []string) error {
 		if !n.umount(a[0]) {
 			return fmt.Errorf("nothing is mounted on %s", a[0])
 		}
-	case "remount":
+	case "remount", "show":
 		for i := range n.mounts {
-			if n.mounts[i].Target == a[0] {
+			switch {
+			case n.mounts[i].Target != a[0]:
+			case verb == "show":
+				n.mounts[i].Super = strings.Split(a[1], ",")
+			default:
 				n.mounts[i].Options = []string{a[1], "relatime"}
 			}
 		}
 	}
 	return nil
+}
+
+func (n *Node) doServer(verb string, a []string) (err error) {
+	switch verb {
+	case "fs", "nofs":
+		n.fstypes[a[0]] = verb == "fs"
+	case "volume":
+		n.nextDev++
+		n.volumes[a[0]] = fmt.Sprintf("0:%d", n.nextDev)
+	case "lose":
+		delete(n.volumes, a[0])
+	case "later":
+		n.later[a[0]], err = strconv.Atoi(a[1])
+	case "lies":
+		n.lies[a[0]] = true
+	case "absent":
+		n.absent[a[0]] = true
+	case "hang":
+		n.hung[n.over(a[0]).Dev] = true
+	case "stale":
+		n.stale[n.over(a[0]).Dev] = true
+	case "stuck":
+		n.stuck[n.over(a[0]).Dev] = a[1]
+	}
+	return err
 }
 
 func (n *Node) doResult(how, argv string) error {

@@ -189,6 +189,10 @@ func (n *Node) stop(name string) error {
 			n.failed[name] = "exit-code"
 			return fmt.Errorf("stop %s: %s is used by process %d (%s, %s): %w", name, target, uses[0].PID, uses[0].Command, uses[0].How, host.ErrBusy)
 		}
+		if n.stuck[n.over(target).Dev] != "" {
+			n.failed[name] = "timeout"
+			return fmt.Errorf("stop %s: result timeout: %w", name, host.ErrJob)
+		}
 		// Systemd stops the units of mounts below, and of bind mounts from there.
 		for _, m := range slices.Clone(n.mounts) {
 			required := slices.ContainsFunc(n.load(unitName(m.Target)).all("Unit.RequiresMountsFor"), func(p string) bool { return within(p, target) })

@@ -190,7 +190,7 @@ func TestPreconditions(t *testing.T) {
 		t.Errorf("refused tasks changed the node:\n%s\nbefore:\n%s", after, before)
 	}
 	t.Run("a failed mount is undone", func(t *testing.T) {
-		task := c.Do("storage.mount", "n1", "target: /mnt/gone\nglusterfs: {servers: [n1], volume: absent}")
+		task := c.Do("storage.mount", "n1", "target: /mnt/gone\nwait: {attempts: 2, back_off: 1s}\nglusterfs: {servers: [n1], volume: absent}")
 		if task.GetState() != taskv1.TaskState_TASK_STATE_FAILED || task.GetUndo() != taskv1.UndoState_UNDO_STATE_COMPLETE {
 			t.Fatalf("%s, undo %s: %s", task.GetState(), task.GetUndo(), task.GetMessage())
 		}

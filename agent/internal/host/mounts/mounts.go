@@ -56,7 +56,8 @@ func (t *Table) of(pid string) ([]host.Mount, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read mount table: %w", err)
 	}
-	return Parse(b)
+	table, err := Parse(b)
+	return disguised(table), err
 }
 
 // At returns the mount that is seen at target.
@@ -168,13 +169,9 @@ func (t *Table) FilesystemKnown(ctx context.Context, fstype string) (bool, error
 // moduleKnown looks for a module that has the alias fs-TYPE, by which the
 // kernel asks for it.
 func (t *Table) moduleKnown(fstype string) (bool, error) {
-	dir := t.cfg.Modules
-	if dir == "" {
-		var u unix.Utsname
-		if err := unix.Uname(&u); err != nil {
-			return false, fmt.Errorf("look for file system %s: uname: %w", fstype, err)
-		}
-		dir = filepath.Join("/lib/modules", unix.ByteSliceToString(u.Release[:]))
+	dir, err := t.modules()
+	if err != nil {
+		return false, fmt.Errorf("look for file system %s: %w", fstype, err)
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "modules.alias"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -189,4 +186,16 @@ func (t *Table) moduleKnown(fstype string) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// modules is the directory of the running kernel's modules.
+func (t *Table) modules() (string, error) {
+	if t.cfg.Modules != "" {
+		return t.cfg.Modules, nil
+	}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "", fmt.Errorf("uname: %w", err)
+	}
+	return filepath.Join("/lib/modules", unix.ByteSliceToString(u.Release[:])), nil
 }

@@ -9,6 +9,7 @@ package storagev1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -20,6 +21,226 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// NfsTransport is how an NFS client reaches its server.
+type NfsTransport int32
+
+const (
+	// TCP.
+	NfsTransport_NFS_TRANSPORT_UNSPECIFIED NfsTransport = 0
+	// TCP.
+	NfsTransport_NFS_TRANSPORT_TCP NfsTransport = 1
+	// RDMA.
+	NfsTransport_NFS_TRANSPORT_RDMA NfsTransport = 2
+)
+
+// Enum value maps for NfsTransport.
+var (
+	NfsTransport_name = map[int32]string{
+		0: "NFS_TRANSPORT_UNSPECIFIED",
+		1: "NFS_TRANSPORT_TCP",
+		2: "NFS_TRANSPORT_RDMA",
+	}
+	NfsTransport_value = map[string]int32{
+		"NFS_TRANSPORT_UNSPECIFIED": 0,
+		"NFS_TRANSPORT_TCP":         1,
+		"NFS_TRANSPORT_RDMA":        2,
+	}
+)
+
+func (x NfsTransport) Enum() *NfsTransport {
+	p := new(NfsTransport)
+	*p = x
+	return p
+}
+
+func (x NfsTransport) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NfsTransport) Descriptor() protoreflect.EnumDescriptor {
+	return file_millwright_storage_v1_mount_proto_enumTypes[0].Descriptor()
+}
+
+func (NfsTransport) Type() protoreflect.EnumType {
+	return &file_millwright_storage_v1_mount_proto_enumTypes[0]
+}
+
+func (x NfsTransport) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NfsTransport.Descriptor instead.
+func (NfsTransport) EnumDescriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{0}
+}
+
+// LustreLocks says what flock on a Lustre file system means.
+type LustreLocks int32
+
+const (
+	// Locks hold on all clients.
+	LustreLocks_LUSTRE_LOCKS_UNSPECIFIED LustreLocks = 0
+	// Locks hold on all clients.
+	LustreLocks_LUSTRE_LOCKS_CLUSTER LustreLocks = 1
+	// Locks hold on this node alone.
+	LustreLocks_LUSTRE_LOCKS_LOCAL LustreLocks = 2
+	// There are no locks.
+	LustreLocks_LUSTRE_LOCKS_NONE LustreLocks = 3
+)
+
+// Enum value maps for LustreLocks.
+var (
+	LustreLocks_name = map[int32]string{
+		0: "LUSTRE_LOCKS_UNSPECIFIED",
+		1: "LUSTRE_LOCKS_CLUSTER",
+		2: "LUSTRE_LOCKS_LOCAL",
+		3: "LUSTRE_LOCKS_NONE",
+	}
+	LustreLocks_value = map[string]int32{
+		"LUSTRE_LOCKS_UNSPECIFIED": 0,
+		"LUSTRE_LOCKS_CLUSTER":     1,
+		"LUSTRE_LOCKS_LOCAL":       2,
+		"LUSTRE_LOCKS_NONE":        3,
+	}
+)
+
+func (x LustreLocks) Enum() *LustreLocks {
+	p := new(LustreLocks)
+	*p = x
+	return p
+}
+
+func (x LustreLocks) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LustreLocks) Descriptor() protoreflect.EnumDescriptor {
+	return file_millwright_storage_v1_mount_proto_enumTypes[1].Descriptor()
+}
+
+func (LustreLocks) Type() protoreflect.EnumType {
+	return &file_millwright_storage_v1_mount_proto_enumTypes[1]
+}
+
+func (x LustreLocks) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LustreLocks.Descriptor instead.
+func (LustreLocks) EnumDescriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{1}
+}
+
+// WekaCache is how a Weka client caches.
+type WekaCache int32
+
+const (
+	// Writes are cached.
+	WekaCache_WEKA_CACHE_UNSPECIFIED WekaCache = 0
+	// Writes are cached.
+	WekaCache_WEKA_CACHE_WRITE WekaCache = 1
+	// Reads only are cached.
+	WekaCache_WEKA_CACHE_READ WekaCache = 2
+)
+
+// Enum value maps for WekaCache.
+var (
+	WekaCache_name = map[int32]string{
+		0: "WEKA_CACHE_UNSPECIFIED",
+		1: "WEKA_CACHE_WRITE",
+		2: "WEKA_CACHE_READ",
+	}
+	WekaCache_value = map[string]int32{
+		"WEKA_CACHE_UNSPECIFIED": 0,
+		"WEKA_CACHE_WRITE":       1,
+		"WEKA_CACHE_READ":        2,
+	}
+)
+
+func (x WekaCache) Enum() *WekaCache {
+	p := new(WekaCache)
+	*p = x
+	return p
+}
+
+func (x WekaCache) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WekaCache) Descriptor() protoreflect.EnumDescriptor {
+	return file_millwright_storage_v1_mount_proto_enumTypes[2].Descriptor()
+}
+
+func (WekaCache) Type() protoreflect.EnumType {
+	return &file_millwright_storage_v1_mount_proto_enumTypes[2]
+}
+
+func (x WekaCache) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WekaCache.Descriptor instead.
+func (WekaCache) EnumDescriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{2}
+}
+
+// S3Client is the program that mounts a bucket.
+type S3Client int32
+
+const (
+	// Not a client.
+	S3Client_S3_CLIENT_UNSPECIFIED S3Client = 0
+	// s3fs.
+	S3Client_S3_CLIENT_S3FS S3Client = 1
+	// Mountpoint for Amazon S3.
+	S3Client_S3_CLIENT_MOUNT_S3 S3Client = 2
+	// rclone.
+	S3Client_S3_CLIENT_RCLONE S3Client = 3
+)
+
+// Enum value maps for S3Client.
+var (
+	S3Client_name = map[int32]string{
+		0: "S3_CLIENT_UNSPECIFIED",
+		1: "S3_CLIENT_S3FS",
+		2: "S3_CLIENT_MOUNT_S3",
+		3: "S3_CLIENT_RCLONE",
+	}
+	S3Client_value = map[string]int32{
+		"S3_CLIENT_UNSPECIFIED": 0,
+		"S3_CLIENT_S3FS":        1,
+		"S3_CLIENT_MOUNT_S3":    2,
+		"S3_CLIENT_RCLONE":      3,
+	}
+)
+
+func (x S3Client) Enum() *S3Client {
+	p := new(S3Client)
+	*p = x
+	return p
+}
+
+func (x S3Client) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (S3Client) Descriptor() protoreflect.EnumDescriptor {
+	return file_millwright_storage_v1_mount_proto_enumTypes[3].Descriptor()
+}
+
+func (S3Client) Type() protoreflect.EnumType {
+	return &file_millwright_storage_v1_mount_proto_enumTypes[3]
+}
+
+func (x S3Client) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use S3Client.Descriptor instead.
+func (S3Client) EnumDescriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{3}
+}
 
 // MountSpec (storage.mount) asks that a file system is mounted on a node, now
 // and after each boot.
@@ -35,9 +256,22 @@ type MountSpec struct {
 	//	*MountSpec_Bind
 	//	*MountSpec_Tmpfs
 	//	*MountSpec_Glusterfs
+	//	*MountSpec_Nfs
+	//	*MountSpec_Lustre
+	//	*MountSpec_Weka
+	//	*MountSpec_Beegfs
+	//	*MountSpec_Cephfs
+	//	*MountSpec_S3
+	//	*MountSpec_Device
 	Source isMountSpec_Source `protobuf_oneof:"source"`
 	// Mount it read only.
-	ReadOnly      bool `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	ReadOnly bool `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// How long the server is waited for at the first mount; unset: it has to
+	// answer at once. Only for sources on the network.
+	Wait *ServerWait `protobuf:"bytes,13,opt,name=wait,proto3" json:"wait,omitempty"`
+	// A file that must be readable, as a path within the mount, before the mount
+	// counts as good: it tells the right file system from an empty one.
+	Sentinel      string `protobuf:"bytes,14,opt,name=sentinel,proto3" json:"sentinel,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -113,11 +347,88 @@ func (x *MountSpec) GetGlusterfs() *GlusterfsSource {
 	return nil
 }
 
+func (x *MountSpec) GetNfs() *NfsSource {
+	if x != nil {
+		if x, ok := x.Source.(*MountSpec_Nfs); ok {
+			return x.Nfs
+		}
+	}
+	return nil
+}
+
+func (x *MountSpec) GetLustre() *LustreSource {
+	if x != nil {
+		if x, ok := x.Source.(*MountSpec_Lustre); ok {
+			return x.Lustre
+		}
+	}
+	return nil
+}
+
+func (x *MountSpec) GetWeka() *WekaSource {
+	if x != nil {
+		if x, ok := x.Source.(*MountSpec_Weka); ok {
+			return x.Weka
+		}
+	}
+	return nil
+}
+
+func (x *MountSpec) GetBeegfs() *BeegfsSource {
+	if x != nil {
+		if x, ok := x.Source.(*MountSpec_Beegfs); ok {
+			return x.Beegfs
+		}
+	}
+	return nil
+}
+
+func (x *MountSpec) GetCephfs() *CephfsSource {
+	if x != nil {
+		if x, ok := x.Source.(*MountSpec_Cephfs); ok {
+			return x.Cephfs
+		}
+	}
+	return nil
+}
+
+func (x *MountSpec) GetS3() *S3Source {
+	if x != nil {
+		if x, ok := x.Source.(*MountSpec_S3); ok {
+			return x.S3
+		}
+	}
+	return nil
+}
+
+func (x *MountSpec) GetDevice() *DeviceSource {
+	if x != nil {
+		if x, ok := x.Source.(*MountSpec_Device); ok {
+			return x.Device
+		}
+	}
+	return nil
+}
+
 func (x *MountSpec) GetReadOnly() bool {
 	if x != nil {
 		return x.ReadOnly
 	}
 	return false
+}
+
+func (x *MountSpec) GetWait() *ServerWait {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *MountSpec) GetSentinel() string {
+	if x != nil {
+		return x.Sentinel
+	}
+	return ""
 }
 
 type isMountSpec_Source interface {
@@ -139,11 +450,117 @@ type MountSpec_Glusterfs struct {
 	Glusterfs *GlusterfsSource `protobuf:"bytes,4,opt,name=glusterfs,proto3,oneof"`
 }
 
+type MountSpec_Nfs struct {
+	// A directory of an NFS server.
+	Nfs *NfsSource `protobuf:"bytes,6,opt,name=nfs,proto3,oneof"`
+}
+
+type MountSpec_Lustre struct {
+	// A Lustre file system.
+	Lustre *LustreSource `protobuf:"bytes,7,opt,name=lustre,proto3,oneof"`
+}
+
+type MountSpec_Weka struct {
+	// A Weka file system.
+	Weka *WekaSource `protobuf:"bytes,8,opt,name=weka,proto3,oneof"`
+}
+
+type MountSpec_Beegfs struct {
+	// A BeeGFS file system.
+	Beegfs *BeegfsSource `protobuf:"bytes,9,opt,name=beegfs,proto3,oneof"`
+}
+
+type MountSpec_Cephfs struct {
+	// A directory of a Ceph file system.
+	Cephfs *CephfsSource `protobuf:"bytes,10,opt,name=cephfs,proto3,oneof"`
+}
+
+type MountSpec_S3 struct {
+	// A bucket of an object store that speaks S3.
+	S3 *S3Source `protobuf:"bytes,11,opt,name=s3,proto3,oneof"`
+}
+
+type MountSpec_Device struct {
+	// A file system on a disk of the node.
+	Device *DeviceSource `protobuf:"bytes,12,opt,name=device,proto3,oneof"`
+}
+
 func (*MountSpec_Bind) isMountSpec_Source() {}
 
 func (*MountSpec_Tmpfs) isMountSpec_Source() {}
 
 func (*MountSpec_Glusterfs) isMountSpec_Source() {}
+
+func (*MountSpec_Nfs) isMountSpec_Source() {}
+
+func (*MountSpec_Lustre) isMountSpec_Source() {}
+
+func (*MountSpec_Weka) isMountSpec_Source() {}
+
+func (*MountSpec_Beegfs) isMountSpec_Source() {}
+
+func (*MountSpec_Cephfs) isMountSpec_Source() {}
+
+func (*MountSpec_S3) isMountSpec_Source() {}
+
+func (*MountSpec_Device) isMountSpec_Source() {}
+
+// ServerWait says how often the mount is tried, since its server may answer
+// later.
+type ServerWait struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How often it is tried in all, 2 to 20.
+	Attempts uint32 `protobuf:"varint,1,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// The wait before the second try, 1 s to 5 min; it doubles before each
+	// further one.
+	BackOff       *durationpb.Duration `protobuf:"bytes,2,opt,name=back_off,json=backOff,proto3" json:"back_off,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServerWait) Reset() {
+	*x = ServerWait{}
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServerWait) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServerWait) ProtoMessage() {}
+
+func (x *ServerWait) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServerWait.ProtoReflect.Descriptor instead.
+func (*ServerWait) Descriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ServerWait) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *ServerWait) GetBackOff() *durationpb.Duration {
+	if x != nil {
+		return x.BackOff
+	}
+	return nil
+}
 
 // BindSource is a directory of the node, seen at a second place.
 type BindSource struct {
@@ -156,7 +573,7 @@ type BindSource struct {
 
 func (x *BindSource) Reset() {
 	*x = BindSource{}
-	mi := &file_millwright_storage_v1_mount_proto_msgTypes[1]
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -168,7 +585,7 @@ func (x *BindSource) String() string {
 func (*BindSource) ProtoMessage() {}
 
 func (x *BindSource) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_storage_v1_mount_proto_msgTypes[1]
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -181,7 +598,7 @@ func (x *BindSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BindSource.ProtoReflect.Descriptor instead.
 func (*BindSource) Descriptor() ([]byte, []int) {
-	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{1}
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *BindSource) GetPath() string {
@@ -204,7 +621,7 @@ type TmpfsSource struct {
 
 func (x *TmpfsSource) Reset() {
 	*x = TmpfsSource{}
-	mi := &file_millwright_storage_v1_mount_proto_msgTypes[2]
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -216,7 +633,7 @@ func (x *TmpfsSource) String() string {
 func (*TmpfsSource) ProtoMessage() {}
 
 func (x *TmpfsSource) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_storage_v1_mount_proto_msgTypes[2]
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -229,7 +646,7 @@ func (x *TmpfsSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TmpfsSource.ProtoReflect.Descriptor instead.
 func (*TmpfsSource) Descriptor() ([]byte, []int) {
-	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{2}
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *TmpfsSource) GetSizeBytes() uint64 {
@@ -261,7 +678,7 @@ type GlusterfsSource struct {
 
 func (x *GlusterfsSource) Reset() {
 	*x = GlusterfsSource{}
-	mi := &file_millwright_storage_v1_mount_proto_msgTypes[3]
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -273,7 +690,7 @@ func (x *GlusterfsSource) String() string {
 func (*GlusterfsSource) ProtoMessage() {}
 
 func (x *GlusterfsSource) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_storage_v1_mount_proto_msgTypes[3]
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -286,7 +703,7 @@ func (x *GlusterfsSource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GlusterfsSource.ProtoReflect.Descriptor instead.
 func (*GlusterfsSource) Descriptor() ([]byte, []int) {
-	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{3}
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GlusterfsSource) GetServers() []string {
@@ -310,6 +727,589 @@ func (x *GlusterfsSource) GetSubdirectory() string {
 	return ""
 }
 
+// NfsSource is a directory of an NFS server. It is mounted hard: an access waits
+// for the server as long as it takes.
+type NfsSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The server.
+	Server string `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"`
+	// The exported directory: an absolute, clean path.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// The version of the protocol: 3, 4.0, 4.1 or 4.2.
+	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	// How many connections the client keeps, 2 to 16; unset: one. The first mount
+	// from a server settles it for all others from there.
+	Nconnect uint32 `protobuf:"varint,4,opt,name=nconnect,proto3" json:"nconnect,omitempty"`
+	// How the server is reached; unset: TCP.
+	Transport NfsTransport `protobuf:"varint,5,opt,name=transport,proto3,enum=millwright.storage.v1.NfsTransport" json:"transport,omitempty"`
+	// The server's port; unset: 2049, and 20049 for RDMA.
+	Port uint32 `protobuf:"varint,6,opt,name=port,proto3" json:"port,omitempty"`
+	// Give up when the server does not answer for three minutes, with an error to
+	// who reads. Only for what is mounted read only: a writer would lose data.
+	Soft          bool `protobuf:"varint,7,opt,name=soft,proto3" json:"soft,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NfsSource) Reset() {
+	*x = NfsSource{}
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NfsSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NfsSource) ProtoMessage() {}
+
+func (x *NfsSource) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NfsSource.ProtoReflect.Descriptor instead.
+func (*NfsSource) Descriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NfsSource) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *NfsSource) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *NfsSource) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *NfsSource) GetNconnect() uint32 {
+	if x != nil {
+		return x.Nconnect
+	}
+	return 0
+}
+
+func (x *NfsSource) GetTransport() NfsTransport {
+	if x != nil {
+		return x.Transport
+	}
+	return NfsTransport_NFS_TRANSPORT_UNSPECIFIED
+}
+
+func (x *NfsSource) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *NfsSource) GetSoft() bool {
+	if x != nil {
+		return x.Soft
+	}
+	return false
+}
+
+// LustreSource is a Lustre file system.
+type LustreSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The network ids of the management servers, such as 10.0.0.1@o2ib: the
+	// second is asked when the first does not answer.
+	Mgs []string `protobuf:"bytes,1,rep,name=mgs,proto3" json:"mgs,omitempty"`
+	// The name of the file system.
+	Filesystem string `protobuf:"bytes,2,opt,name=filesystem,proto3" json:"filesystem,omitempty"`
+	// A directory of it, absolute within it; unset: all of it.
+	Subdirectory string `protobuf:"bytes,3,opt,name=subdirectory,proto3" json:"subdirectory,omitempty"`
+	// What flock means; unset: locks hold on all clients.
+	Locks         LustreLocks `protobuf:"varint,4,opt,name=locks,proto3,enum=millwright.storage.v1.LustreLocks" json:"locks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LustreSource) Reset() {
+	*x = LustreSource{}
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LustreSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LustreSource) ProtoMessage() {}
+
+func (x *LustreSource) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LustreSource.ProtoReflect.Descriptor instead.
+func (*LustreSource) Descriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *LustreSource) GetMgs() []string {
+	if x != nil {
+		return x.Mgs
+	}
+	return nil
+}
+
+func (x *LustreSource) GetFilesystem() string {
+	if x != nil {
+		return x.Filesystem
+	}
+	return ""
+}
+
+func (x *LustreSource) GetSubdirectory() string {
+	if x != nil {
+		return x.Subdirectory
+	}
+	return ""
+}
+
+func (x *LustreSource) GetLocks() LustreLocks {
+	if x != nil {
+		return x.Locks
+	}
+	return LustreLocks_LUSTRE_LOCKS_UNSPECIFIED
+}
+
+// WekaSource is a Weka file system, mounted by a client without state.
+type WekaSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One or more servers of the cluster.
+	Backends []string `protobuf:"bytes,1,rep,name=backends,proto3" json:"backends,omitempty"`
+	// The name of the file system.
+	Filesystem string `protobuf:"bytes,2,opt,name=filesystem,proto3" json:"filesystem,omitempty"`
+	// The network interfaces that the client takes for itself; unset: it uses UDP.
+	Interfaces []string `protobuf:"bytes,3,rep,name=interfaces,proto3" json:"interfaces,omitempty"`
+	// How many processor cores the client takes for itself, 1 to 64; unset: none.
+	Cores uint32 `protobuf:"varint,4,opt,name=cores,proto3" json:"cores,omitempty"`
+	// How it caches; unset: writes too.
+	Cache WekaCache `protobuf:"varint,5,opt,name=cache,proto3,enum=millwright.storage.v1.WekaCache" json:"cache,omitempty"`
+	// A file of the node with the token of who mounts, readable by root alone;
+	// unset: the cluster asks for none.
+	AuthFile      string `protobuf:"bytes,6,opt,name=auth_file,json=authFile,proto3" json:"auth_file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WekaSource) Reset() {
+	*x = WekaSource{}
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WekaSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WekaSource) ProtoMessage() {}
+
+func (x *WekaSource) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WekaSource.ProtoReflect.Descriptor instead.
+func (*WekaSource) Descriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WekaSource) GetBackends() []string {
+	if x != nil {
+		return x.Backends
+	}
+	return nil
+}
+
+func (x *WekaSource) GetFilesystem() string {
+	if x != nil {
+		return x.Filesystem
+	}
+	return ""
+}
+
+func (x *WekaSource) GetInterfaces() []string {
+	if x != nil {
+		return x.Interfaces
+	}
+	return nil
+}
+
+func (x *WekaSource) GetCores() uint32 {
+	if x != nil {
+		return x.Cores
+	}
+	return 0
+}
+
+func (x *WekaSource) GetCache() WekaCache {
+	if x != nil {
+		return x.Cache
+	}
+	return WekaCache_WEKA_CACHE_UNSPECIFIED
+}
+
+func (x *WekaSource) GetAuthFile() string {
+	if x != nil {
+		return x.AuthFile
+	}
+	return ""
+}
+
+// BeegfsSource is a BeeGFS file system.
+type BeegfsSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The client's configuration file, which names the management server; unset:
+	// /etc/beegfs/beegfs-client.conf.
+	ConfigFile    string `protobuf:"bytes,1,opt,name=config_file,json=configFile,proto3" json:"config_file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BeegfsSource) Reset() {
+	*x = BeegfsSource{}
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BeegfsSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BeegfsSource) ProtoMessage() {}
+
+func (x *BeegfsSource) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BeegfsSource.ProtoReflect.Descriptor instead.
+func (*BeegfsSource) Descriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *BeegfsSource) GetConfigFile() string {
+	if x != nil {
+		return x.ConfigFile
+	}
+	return ""
+}
+
+// CephfsSource is a directory of a Ceph file system, mounted by the kernel.
+type CephfsSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One or more monitors, as host or host:port; the port is 6789 unless given.
+	Monitors []string `protobuf:"bytes,1,rep,name=monitors,proto3" json:"monitors,omitempty"`
+	// The directory: an absolute, clean path; unset: /.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// The name of the Ceph user, without client.
+	User string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// A file of the node with the user's secret key, readable by root alone.
+	KeyFile string `protobuf:"bytes,4,opt,name=key_file,json=keyFile,proto3" json:"key_file,omitempty"`
+	// The file system's name; unset: the cluster's default.
+	Filesystem string `protobuf:"bytes,5,opt,name=filesystem,proto3" json:"filesystem,omitempty"`
+	// Encrypt what goes over the network.
+	Encrypt       bool `protobuf:"varint,6,opt,name=encrypt,proto3" json:"encrypt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CephfsSource) Reset() {
+	*x = CephfsSource{}
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CephfsSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CephfsSource) ProtoMessage() {}
+
+func (x *CephfsSource) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CephfsSource.ProtoReflect.Descriptor instead.
+func (*CephfsSource) Descriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *CephfsSource) GetMonitors() []string {
+	if x != nil {
+		return x.Monitors
+	}
+	return nil
+}
+
+func (x *CephfsSource) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *CephfsSource) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *CephfsSource) GetKeyFile() string {
+	if x != nil {
+		return x.KeyFile
+	}
+	return ""
+}
+
+func (x *CephfsSource) GetFilesystem() string {
+	if x != nil {
+		return x.Filesystem
+	}
+	return ""
+}
+
+func (x *CephfsSource) GetEncrypt() bool {
+	if x != nil {
+		return x.Encrypt
+	}
+	return false
+}
+
+// S3Source is a bucket of an object store.
+type S3Source struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The program that mounts it.
+	Client S3Client `protobuf:"varint,1,opt,name=client,proto3,enum=millwright.storage.v1.S3Client" json:"client,omitempty"`
+	// The bucket.
+	Bucket string `protobuf:"bytes,2,opt,name=bucket,proto3" json:"bucket,omitempty"`
+	// Only what is below it, without a slash at either end; unset: all.
+	Prefix string `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// The object store, as http://HOST[:PORT] or https://HOST[:PORT]; unset: AWS.
+	Endpoint string `protobuf:"bytes,4,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// The region; unset: the client's default.
+	Region string `protobuf:"bytes,5,opt,name=region,proto3" json:"region,omitempty"`
+	// A file of the node with the key, readable by root alone, in the form that
+	// the client reads: ID:SECRET for s3fs, AWS credentials for mount-s3, and the
+	// configuration with the remote for rclone.
+	KeyFile string `protobuf:"bytes,6,opt,name=key_file,json=keyFile,proto3" json:"key_file,omitempty"`
+	// Name the bucket in the path and not in the host name, as most stores but
+	// AWS want it.
+	PathStyle bool `protobuf:"varint,7,opt,name=path_style,json=pathStyle,proto3" json:"path_style,omitempty"`
+	// The remote of the configuration, for rclone alone.
+	Remote        string `protobuf:"bytes,8,opt,name=remote,proto3" json:"remote,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *S3Source) Reset() {
+	*x = S3Source{}
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *S3Source) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*S3Source) ProtoMessage() {}
+
+func (x *S3Source) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use S3Source.ProtoReflect.Descriptor instead.
+func (*S3Source) Descriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *S3Source) GetClient() S3Client {
+	if x != nil {
+		return x.Client
+	}
+	return S3Client_S3_CLIENT_UNSPECIFIED
+}
+
+func (x *S3Source) GetBucket() string {
+	if x != nil {
+		return x.Bucket
+	}
+	return ""
+}
+
+func (x *S3Source) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *S3Source) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *S3Source) GetRegion() string {
+	if x != nil {
+		return x.Region
+	}
+	return ""
+}
+
+func (x *S3Source) GetKeyFile() string {
+	if x != nil {
+		return x.KeyFile
+	}
+	return ""
+}
+
+func (x *S3Source) GetPathStyle() bool {
+	if x != nil {
+		return x.PathStyle
+	}
+	return false
+}
+
+func (x *S3Source) GetRemote() string {
+	if x != nil {
+		return x.Remote
+	}
+	return ""
+}
+
+// DeviceSource is a file system on a disk of the node. Nothing is formatted.
+type DeviceSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The UUID of the file system, as blkid shows it; or
+	Uuid string `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	// a stable path below /dev/disk/by-id, by-uuid, by-label or by-path.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// ext4 or xfs.
+	Fstype        string `protobuf:"bytes,3,opt,name=fstype,proto3" json:"fstype,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceSource) Reset() {
+	*x = DeviceSource{}
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceSource) ProtoMessage() {}
+
+func (x *DeviceSource) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceSource.ProtoReflect.Descriptor instead.
+func (*DeviceSource) Descriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *DeviceSource) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *DeviceSource) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *DeviceSource) GetFstype() string {
+	if x != nil {
+		return x.Fstype
+	}
+	return ""
+}
+
 // MountResult (storage.mount) says what is mounted.
 type MountResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -329,7 +1329,7 @@ type MountResult struct {
 
 func (x *MountResult) Reset() {
 	*x = MountResult{}
-	mi := &file_millwright_storage_v1_mount_proto_msgTypes[4]
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -341,7 +1341,7 @@ func (x *MountResult) String() string {
 func (*MountResult) ProtoMessage() {}
 
 func (x *MountResult) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_storage_v1_mount_proto_msgTypes[4]
+	mi := &file_millwright_storage_v1_mount_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -354,7 +1354,7 @@ func (x *MountResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MountResult.ProtoReflect.Descriptor instead.
 func (*MountResult) Descriptor() ([]byte, []int) {
-	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{4}
+	return file_millwright_storage_v1_mount_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MountResult) GetUnit() string {
@@ -396,14 +1396,28 @@ var File_millwright_storage_v1_mount_proto protoreflect.FileDescriptor
 
 const file_millwright_storage_v1_mount_proto_rawDesc = "" +
 	"\n" +
-	"!millwright/storage/v1/mount.proto\x12\x15millwright.storage.v1\"\x87\x02\n" +
+	"!millwright/storage/v1/mount.proto\x12\x15millwright.storage.v1\x1a\x1egoogle/protobuf/duration.proto\"\xf8\x05\n" +
 	"\tMountSpec\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x127\n" +
 	"\x04bind\x18\x02 \x01(\v2!.millwright.storage.v1.BindSourceH\x00R\x04bind\x12:\n" +
 	"\x05tmpfs\x18\x03 \x01(\v2\".millwright.storage.v1.TmpfsSourceH\x00R\x05tmpfs\x12F\n" +
-	"\tglusterfs\x18\x04 \x01(\v2&.millwright.storage.v1.GlusterfsSourceH\x00R\tglusterfs\x12\x1b\n" +
-	"\tread_only\x18\x05 \x01(\bR\breadOnlyB\b\n" +
-	"\x06source\" \n" +
+	"\tglusterfs\x18\x04 \x01(\v2&.millwright.storage.v1.GlusterfsSourceH\x00R\tglusterfs\x124\n" +
+	"\x03nfs\x18\x06 \x01(\v2 .millwright.storage.v1.NfsSourceH\x00R\x03nfs\x12=\n" +
+	"\x06lustre\x18\a \x01(\v2#.millwright.storage.v1.LustreSourceH\x00R\x06lustre\x127\n" +
+	"\x04weka\x18\b \x01(\v2!.millwright.storage.v1.WekaSourceH\x00R\x04weka\x12=\n" +
+	"\x06beegfs\x18\t \x01(\v2#.millwright.storage.v1.BeegfsSourceH\x00R\x06beegfs\x12=\n" +
+	"\x06cephfs\x18\n" +
+	" \x01(\v2#.millwright.storage.v1.CephfsSourceH\x00R\x06cephfs\x121\n" +
+	"\x02s3\x18\v \x01(\v2\x1f.millwright.storage.v1.S3SourceH\x00R\x02s3\x12=\n" +
+	"\x06device\x18\f \x01(\v2#.millwright.storage.v1.DeviceSourceH\x00R\x06device\x12\x1b\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\x125\n" +
+	"\x04wait\x18\r \x01(\v2!.millwright.storage.v1.ServerWaitR\x04wait\x12\x1a\n" +
+	"\bsentinel\x18\x0e \x01(\tR\bsentinelB\b\n" +
+	"\x06source\"^\n" +
+	"\n" +
+	"ServerWait\x12\x1a\n" +
+	"\battempts\x18\x01 \x01(\rR\battempts\x124\n" +
+	"\bback_off\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\abackOff\" \n" +
 	"\n" +
 	"BindSource\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"@\n" +
@@ -414,13 +1428,84 @@ const file_millwright_storage_v1_mount_proto_rawDesc = "" +
 	"\x0fGlusterfsSource\x12\x18\n" +
 	"\aservers\x18\x01 \x03(\tR\aservers\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\"\n" +
-	"\fsubdirectory\x18\x03 \x01(\tR\fsubdirectory\"\x92\x01\n" +
+	"\fsubdirectory\x18\x03 \x01(\tR\fsubdirectory\"\xd8\x01\n" +
+	"\tNfsSource\x12\x16\n" +
+	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x12\x1a\n" +
+	"\bnconnect\x18\x04 \x01(\rR\bnconnect\x12A\n" +
+	"\ttransport\x18\x05 \x01(\x0e2#.millwright.storage.v1.NfsTransportR\ttransport\x12\x12\n" +
+	"\x04port\x18\x06 \x01(\rR\x04port\x12\x12\n" +
+	"\x04soft\x18\a \x01(\bR\x04soft\"\x9e\x01\n" +
+	"\fLustreSource\x12\x10\n" +
+	"\x03mgs\x18\x01 \x03(\tR\x03mgs\x12\x1e\n" +
+	"\n" +
+	"filesystem\x18\x02 \x01(\tR\n" +
+	"filesystem\x12\"\n" +
+	"\fsubdirectory\x18\x03 \x01(\tR\fsubdirectory\x128\n" +
+	"\x05locks\x18\x04 \x01(\x0e2\".millwright.storage.v1.LustreLocksR\x05locks\"\xd3\x01\n" +
+	"\n" +
+	"WekaSource\x12\x1a\n" +
+	"\bbackends\x18\x01 \x03(\tR\bbackends\x12\x1e\n" +
+	"\n" +
+	"filesystem\x18\x02 \x01(\tR\n" +
+	"filesystem\x12\x1e\n" +
+	"\n" +
+	"interfaces\x18\x03 \x03(\tR\n" +
+	"interfaces\x12\x14\n" +
+	"\x05cores\x18\x04 \x01(\rR\x05cores\x126\n" +
+	"\x05cache\x18\x05 \x01(\x0e2 .millwright.storage.v1.WekaCacheR\x05cache\x12\x1b\n" +
+	"\tauth_file\x18\x06 \x01(\tR\bauthFile\"/\n" +
+	"\fBeegfsSource\x12\x1f\n" +
+	"\vconfig_file\x18\x01 \x01(\tR\n" +
+	"configFile\"\xa7\x01\n" +
+	"\fCephfsSource\x12\x1a\n" +
+	"\bmonitors\x18\x01 \x03(\tR\bmonitors\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x19\n" +
+	"\bkey_file\x18\x04 \x01(\tR\akeyFile\x12\x1e\n" +
+	"\n" +
+	"filesystem\x18\x05 \x01(\tR\n" +
+	"filesystem\x12\x18\n" +
+	"\aencrypt\x18\x06 \x01(\bR\aencrypt\"\xf9\x01\n" +
+	"\bS3Source\x127\n" +
+	"\x06client\x18\x01 \x01(\x0e2\x1f.millwright.storage.v1.S3ClientR\x06client\x12\x16\n" +
+	"\x06bucket\x18\x02 \x01(\tR\x06bucket\x12\x16\n" +
+	"\x06prefix\x18\x03 \x01(\tR\x06prefix\x12\x1a\n" +
+	"\bendpoint\x18\x04 \x01(\tR\bendpoint\x12\x16\n" +
+	"\x06region\x18\x05 \x01(\tR\x06region\x12\x19\n" +
+	"\bkey_file\x18\x06 \x01(\tR\akeyFile\x12\x1d\n" +
+	"\n" +
+	"path_style\x18\a \x01(\bR\tpathStyle\x12\x16\n" +
+	"\x06remote\x18\b \x01(\tR\x06remote\"N\n" +
+	"\fDeviceSource\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x16\n" +
+	"\x06fstype\x18\x03 \x01(\tR\x06fstype\"\x92\x01\n" +
 	"\vMountResult\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x16\n" +
 	"\x06fstype\x18\x03 \x01(\tR\x06fstype\x12\x18\n" +
 	"\aoptions\x18\x04 \x01(\tR\aoptions\x12%\n" +
-	"\x0ecapacity_bytes\x18\x05 \x01(\x04R\rcapacityBytesBDZBgithub.com/gpuaas/millwright/proto/millwright/storage/v1;storagev1b\x06proto3"
+	"\x0ecapacity_bytes\x18\x05 \x01(\x04R\rcapacityBytes*\\\n" +
+	"\fNfsTransport\x12\x1d\n" +
+	"\x19NFS_TRANSPORT_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11NFS_TRANSPORT_TCP\x10\x01\x12\x16\n" +
+	"\x12NFS_TRANSPORT_RDMA\x10\x02*t\n" +
+	"\vLustreLocks\x12\x1c\n" +
+	"\x18LUSTRE_LOCKS_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14LUSTRE_LOCKS_CLUSTER\x10\x01\x12\x16\n" +
+	"\x12LUSTRE_LOCKS_LOCAL\x10\x02\x12\x15\n" +
+	"\x11LUSTRE_LOCKS_NONE\x10\x03*R\n" +
+	"\tWekaCache\x12\x1a\n" +
+	"\x16WEKA_CACHE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10WEKA_CACHE_WRITE\x10\x01\x12\x13\n" +
+	"\x0fWEKA_CACHE_READ\x10\x02*g\n" +
+	"\bS3Client\x12\x19\n" +
+	"\x15S3_CLIENT_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eS3_CLIENT_S3FS\x10\x01\x12\x16\n" +
+	"\x12S3_CLIENT_MOUNT_S3\x10\x02\x12\x14\n" +
+	"\x10S3_CLIENT_RCLONE\x10\x03BDZBgithub.com/gpuaas/millwright/proto/millwright/storage/v1;storagev1b\x06proto3"
 
 var (
 	file_millwright_storage_v1_mount_proto_rawDescOnce sync.Once
@@ -434,23 +1519,50 @@ func file_millwright_storage_v1_mount_proto_rawDescGZIP() []byte {
 	return file_millwright_storage_v1_mount_proto_rawDescData
 }
 
-var file_millwright_storage_v1_mount_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_millwright_storage_v1_mount_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_millwright_storage_v1_mount_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_millwright_storage_v1_mount_proto_goTypes = []any{
-	(*MountSpec)(nil),       // 0: millwright.storage.v1.MountSpec
-	(*BindSource)(nil),      // 1: millwright.storage.v1.BindSource
-	(*TmpfsSource)(nil),     // 2: millwright.storage.v1.TmpfsSource
-	(*GlusterfsSource)(nil), // 3: millwright.storage.v1.GlusterfsSource
-	(*MountResult)(nil),     // 4: millwright.storage.v1.MountResult
+	(NfsTransport)(0),           // 0: millwright.storage.v1.NfsTransport
+	(LustreLocks)(0),            // 1: millwright.storage.v1.LustreLocks
+	(WekaCache)(0),              // 2: millwright.storage.v1.WekaCache
+	(S3Client)(0),               // 3: millwright.storage.v1.S3Client
+	(*MountSpec)(nil),           // 4: millwright.storage.v1.MountSpec
+	(*ServerWait)(nil),          // 5: millwright.storage.v1.ServerWait
+	(*BindSource)(nil),          // 6: millwright.storage.v1.BindSource
+	(*TmpfsSource)(nil),         // 7: millwright.storage.v1.TmpfsSource
+	(*GlusterfsSource)(nil),     // 8: millwright.storage.v1.GlusterfsSource
+	(*NfsSource)(nil),           // 9: millwright.storage.v1.NfsSource
+	(*LustreSource)(nil),        // 10: millwright.storage.v1.LustreSource
+	(*WekaSource)(nil),          // 11: millwright.storage.v1.WekaSource
+	(*BeegfsSource)(nil),        // 12: millwright.storage.v1.BeegfsSource
+	(*CephfsSource)(nil),        // 13: millwright.storage.v1.CephfsSource
+	(*S3Source)(nil),            // 14: millwright.storage.v1.S3Source
+	(*DeviceSource)(nil),        // 15: millwright.storage.v1.DeviceSource
+	(*MountResult)(nil),         // 16: millwright.storage.v1.MountResult
+	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
 }
 var file_millwright_storage_v1_mount_proto_depIdxs = []int32{
-	1, // 0: millwright.storage.v1.MountSpec.bind:type_name -> millwright.storage.v1.BindSource
-	2, // 1: millwright.storage.v1.MountSpec.tmpfs:type_name -> millwright.storage.v1.TmpfsSource
-	3, // 2: millwright.storage.v1.MountSpec.glusterfs:type_name -> millwright.storage.v1.GlusterfsSource
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	6,  // 0: millwright.storage.v1.MountSpec.bind:type_name -> millwright.storage.v1.BindSource
+	7,  // 1: millwright.storage.v1.MountSpec.tmpfs:type_name -> millwright.storage.v1.TmpfsSource
+	8,  // 2: millwright.storage.v1.MountSpec.glusterfs:type_name -> millwright.storage.v1.GlusterfsSource
+	9,  // 3: millwright.storage.v1.MountSpec.nfs:type_name -> millwright.storage.v1.NfsSource
+	10, // 4: millwright.storage.v1.MountSpec.lustre:type_name -> millwright.storage.v1.LustreSource
+	11, // 5: millwright.storage.v1.MountSpec.weka:type_name -> millwright.storage.v1.WekaSource
+	12, // 6: millwright.storage.v1.MountSpec.beegfs:type_name -> millwright.storage.v1.BeegfsSource
+	13, // 7: millwright.storage.v1.MountSpec.cephfs:type_name -> millwright.storage.v1.CephfsSource
+	14, // 8: millwright.storage.v1.MountSpec.s3:type_name -> millwright.storage.v1.S3Source
+	15, // 9: millwright.storage.v1.MountSpec.device:type_name -> millwright.storage.v1.DeviceSource
+	5,  // 10: millwright.storage.v1.MountSpec.wait:type_name -> millwright.storage.v1.ServerWait
+	17, // 11: millwright.storage.v1.ServerWait.back_off:type_name -> google.protobuf.Duration
+	0,  // 12: millwright.storage.v1.NfsSource.transport:type_name -> millwright.storage.v1.NfsTransport
+	1,  // 13: millwright.storage.v1.LustreSource.locks:type_name -> millwright.storage.v1.LustreLocks
+	2,  // 14: millwright.storage.v1.WekaSource.cache:type_name -> millwright.storage.v1.WekaCache
+	3,  // 15: millwright.storage.v1.S3Source.client:type_name -> millwright.storage.v1.S3Client
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_millwright_storage_v1_mount_proto_init() }
@@ -462,19 +1574,27 @@ func file_millwright_storage_v1_mount_proto_init() {
 		(*MountSpec_Bind)(nil),
 		(*MountSpec_Tmpfs)(nil),
 		(*MountSpec_Glusterfs)(nil),
+		(*MountSpec_Nfs)(nil),
+		(*MountSpec_Lustre)(nil),
+		(*MountSpec_Weka)(nil),
+		(*MountSpec_Beegfs)(nil),
+		(*MountSpec_Cephfs)(nil),
+		(*MountSpec_S3)(nil),
+		(*MountSpec_Device)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_storage_v1_mount_proto_rawDesc), len(file_millwright_storage_v1_mount_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   5,
+			NumEnums:      4,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_millwright_storage_v1_mount_proto_goTypes,
 		DependencyIndexes: file_millwright_storage_v1_mount_proto_depIdxs,
+		EnumInfos:         file_millwright_storage_v1_mount_proto_enumTypes,
 		MessageInfos:      file_millwright_storage_v1_mount_proto_msgTypes,
 	}.Build()
 	File_millwright_storage_v1_mount_proto = out.File

@@ -21,12 +21,75 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// UnmountPolicy says how far an unmount may go. Each goes as far as those before
+// it first. A mount that is used by a process is never taken from it by ORDERLY.
+type UnmountPolicy int32
+
+const (
+	// ORDERLY.
+	UnmountPolicy_UNMOUNT_POLICY_UNSPECIFIED UnmountPolicy = 0
+	// Stop its unit, and fail when that does not come about in time.
+	UnmountPolicy_UNMOUNT_POLICY_ORDERLY UnmountPolicy = 1
+	// Break off what waits for the server, by a forced unmount, and by ending the
+	// connection to a FUSE daemon. Data not yet written is lost.
+	UnmountPolicy_UNMOUNT_POLICY_FORCE UnmountPolicy = 2
+	// Take it out of the directory tree at last, although it lives on for those
+	// who use it. What hangs stays until a reboot.
+	UnmountPolicy_UNMOUNT_POLICY_LAZY UnmountPolicy = 3
+)
+
+// Enum value maps for UnmountPolicy.
+var (
+	UnmountPolicy_name = map[int32]string{
+		0: "UNMOUNT_POLICY_UNSPECIFIED",
+		1: "UNMOUNT_POLICY_ORDERLY",
+		2: "UNMOUNT_POLICY_FORCE",
+		3: "UNMOUNT_POLICY_LAZY",
+	}
+	UnmountPolicy_value = map[string]int32{
+		"UNMOUNT_POLICY_UNSPECIFIED": 0,
+		"UNMOUNT_POLICY_ORDERLY":     1,
+		"UNMOUNT_POLICY_FORCE":       2,
+		"UNMOUNT_POLICY_LAZY":        3,
+	}
+)
+
+func (x UnmountPolicy) Enum() *UnmountPolicy {
+	p := new(UnmountPolicy)
+	*p = x
+	return p
+}
+
+func (x UnmountPolicy) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (UnmountPolicy) Descriptor() protoreflect.EnumDescriptor {
+	return file_millwright_storage_v1_unmount_proto_enumTypes[0].Descriptor()
+}
+
+func (UnmountPolicy) Type() protoreflect.EnumType {
+	return &file_millwright_storage_v1_unmount_proto_enumTypes[0]
+}
+
+func (x UnmountPolicy) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use UnmountPolicy.Descriptor instead.
+func (UnmountPolicy) EnumDescriptor() ([]byte, []int) {
+	return file_millwright_storage_v1_unmount_proto_rawDescGZIP(), []int{0}
+}
+
 // UnmountSpec (storage.unmount) asks that what storage.mount mounted on a node
 // is no longer mounted, and not mounted again.
 type UnmountSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The mount point, as in the MountSpec.
-	Target        string `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Target string `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	// How far it may go when the file system does not let go; unset: a mount that
+	// is in use or hangs stays.
+	Policy        UnmountPolicy `protobuf:"varint,2,opt,name=policy,proto3,enum=millwright.storage.v1.UnmountPolicy" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -68,11 +131,23 @@ func (x *UnmountSpec) GetTarget() string {
 	return ""
 }
 
+func (x *UnmountSpec) GetPolicy() UnmountPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return UnmountPolicy_UNMOUNT_POLICY_UNSPECIFIED
+}
+
 // UnmountResult (storage.unmount) says what was unmounted.
 type UnmountResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The systemd unit that held the mount.
-	Unit          string `protobuf:"bytes,1,opt,name=unit,proto3" json:"unit,omitempty"`
+	Unit string `protobuf:"bytes,1,opt,name=unit,proto3" json:"unit,omitempty"`
+	// How far it went: stopped, forced, aborted, lazy, or nothing when it was
+	// not mounted.
+	How string `protobuf:"bytes,2,opt,name=how,proto3" json:"how,omitempty"`
+	// Whether a part of it may live on until the node reboots.
+	RebootNeeded  bool `protobuf:"varint,3,opt,name=reboot_needed,json=rebootNeeded,proto3" json:"reboot_needed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -114,15 +189,37 @@ func (x *UnmountResult) GetUnit() string {
 	return ""
 }
 
+func (x *UnmountResult) GetHow() string {
+	if x != nil {
+		return x.How
+	}
+	return ""
+}
+
+func (x *UnmountResult) GetRebootNeeded() bool {
+	if x != nil {
+		return x.RebootNeeded
+	}
+	return false
+}
+
 var File_millwright_storage_v1_unmount_proto protoreflect.FileDescriptor
 
 const file_millwright_storage_v1_unmount_proto_rawDesc = "" +
 	"\n" +
-	"#millwright/storage/v1/unmount.proto\x12\x15millwright.storage.v1\"%\n" +
+	"#millwright/storage/v1/unmount.proto\x12\x15millwright.storage.v1\"c\n" +
 	"\vUnmountSpec\x12\x16\n" +
-	"\x06target\x18\x01 \x01(\tR\x06target\"#\n" +
+	"\x06target\x18\x01 \x01(\tR\x06target\x12<\n" +
+	"\x06policy\x18\x02 \x01(\x0e2$.millwright.storage.v1.UnmountPolicyR\x06policy\"Z\n" +
 	"\rUnmountResult\x12\x12\n" +
-	"\x04unit\x18\x01 \x01(\tR\x04unitBDZBgithub.com/gpuaas/millwright/proto/millwright/storage/v1;storagev1b\x06proto3"
+	"\x04unit\x18\x01 \x01(\tR\x04unit\x12\x10\n" +
+	"\x03how\x18\x02 \x01(\tR\x03how\x12#\n" +
+	"\rreboot_needed\x18\x03 \x01(\bR\frebootNeeded*~\n" +
+	"\rUnmountPolicy\x12\x1e\n" +
+	"\x1aUNMOUNT_POLICY_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16UNMOUNT_POLICY_ORDERLY\x10\x01\x12\x18\n" +
+	"\x14UNMOUNT_POLICY_FORCE\x10\x02\x12\x17\n" +
+	"\x13UNMOUNT_POLICY_LAZY\x10\x03BDZBgithub.com/gpuaas/millwright/proto/millwright/storage/v1;storagev1b\x06proto3"
 
 var (
 	file_millwright_storage_v1_unmount_proto_rawDescOnce sync.Once
@@ -136,17 +233,20 @@ func file_millwright_storage_v1_unmount_proto_rawDescGZIP() []byte {
 	return file_millwright_storage_v1_unmount_proto_rawDescData
 }
 
+var file_millwright_storage_v1_unmount_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_millwright_storage_v1_unmount_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
 var file_millwright_storage_v1_unmount_proto_goTypes = []any{
-	(*UnmountSpec)(nil),   // 0: millwright.storage.v1.UnmountSpec
-	(*UnmountResult)(nil), // 1: millwright.storage.v1.UnmountResult
+	(UnmountPolicy)(0),    // 0: millwright.storage.v1.UnmountPolicy
+	(*UnmountSpec)(nil),   // 1: millwright.storage.v1.UnmountSpec
+	(*UnmountResult)(nil), // 2: millwright.storage.v1.UnmountResult
 }
 var file_millwright_storage_v1_unmount_proto_depIdxs = []int32{
-	0, // [0:0] is the sub-list for method output_type
-	0, // [0:0] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	0, // 0: millwright.storage.v1.UnmountSpec.policy:type_name -> millwright.storage.v1.UnmountPolicy
+	1, // [1:1] is the sub-list for method output_type
+	1, // [1:1] is the sub-list for method input_type
+	1, // [1:1] is the sub-list for extension type_name
+	1, // [1:1] is the sub-list for extension extendee
+	0, // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_millwright_storage_v1_unmount_proto_init() }
@@ -159,13 +259,14 @@ func file_millwright_storage_v1_unmount_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_storage_v1_unmount_proto_rawDesc), len(file_millwright_storage_v1_unmount_proto_rawDesc)),
-			NumEnums:      0,
+			NumEnums:      1,
 			NumMessages:   2,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_millwright_storage_v1_unmount_proto_goTypes,
 		DependencyIndexes: file_millwright_storage_v1_unmount_proto_depIdxs,
+		EnumInfos:         file_millwright_storage_v1_unmount_proto_enumTypes,
 		MessageInfos:      file_millwright_storage_v1_unmount_proto_msgTypes,
 	}.Build()
 	File_millwright_storage_v1_unmount_proto = out.File

@@ -84,6 +84,59 @@ func (UnitAction) EnumDescriptor() ([]byte, []int) {
 	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{0}
 }
 
+// MountRelease says how far a step may go to unmount.
+type MountRelease int32
+
+const (
+	// Stop the unit, no further.
+	MountRelease_MOUNT_RELEASE_UNSPECIFIED MountRelease = 0
+	// A forced unmount, then the end of a FUSE connection.
+	MountRelease_MOUNT_RELEASE_FORCE MountRelease = 1
+	// Those, then a lazy unmount.
+	MountRelease_MOUNT_RELEASE_LAZY MountRelease = 2
+)
+
+// Enum value maps for MountRelease.
+var (
+	MountRelease_name = map[int32]string{
+		0: "MOUNT_RELEASE_UNSPECIFIED",
+		1: "MOUNT_RELEASE_FORCE",
+		2: "MOUNT_RELEASE_LAZY",
+	}
+	MountRelease_value = map[string]int32{
+		"MOUNT_RELEASE_UNSPECIFIED": 0,
+		"MOUNT_RELEASE_FORCE":       1,
+		"MOUNT_RELEASE_LAZY":        2,
+	}
+)
+
+func (x MountRelease) Enum() *MountRelease {
+	p := new(MountRelease)
+	*p = x
+	return p
+}
+
+func (x MountRelease) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MountRelease) Descriptor() protoreflect.EnumDescriptor {
+	return file_millwright_task_v1_step_proto_enumTypes[1].Descriptor()
+}
+
+func (MountRelease) Type() protoreflect.EnumType {
+	return &file_millwright_task_v1_step_proto_enumTypes[1]
+}
+
+func (x MountRelease) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MountRelease.Descriptor instead.
+func (MountRelease) EnumDescriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{1}
+}
+
 // WriteFileStep (file.write) writes a whole file, atomically and durably.
 type WriteFileStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -380,7 +433,17 @@ type MountUnitStep struct {
 	ReadOnly bool `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	// Other names that the mount table may give the source, such as that of a
 	// second server.
-	OtherSources  []string `protobuf:"bytes,7,rep,name=other_sources,json=otherSources,proto3" json:"other_sources,omitempty"`
+	OtherSources []string `protobuf:"bytes,7,rep,name=other_sources,json=otherSources,proto3" json:"other_sources,omitempty"`
+	// To start: how often it is tried in all while it fails, since the server may
+	// answer later; 0 and 1: once.
+	Attempts uint32 `protobuf:"varint,40,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	// The wait before the second try; it doubles before each further one.
+	BackOff *durationpb.Duration `protobuf:"bytes,41,opt,name=back_off,json=backOff,proto3" json:"back_off,omitempty"`
+	// To stop: how far it may go when stopping the unit does not help.
+	Release MountRelease `protobuf:"varint,42,opt,name=release,proto3,enum=millwright.task.v1.MountRelease" json:"release,omitempty"`
+	// The mount table may name any servers: what counts of the source is the last
+	// colon before a slash, and what follows it.
+	AnyServer     bool `protobuf:"varint,43,opt,name=any_server,json=anyServer,proto3" json:"any_server,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -464,6 +527,80 @@ func (x *MountUnitStep) GetOtherSources() []string {
 	return nil
 }
 
+func (x *MountUnitStep) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *MountUnitStep) GetBackOff() *durationpb.Duration {
+	if x != nil {
+		return x.BackOff
+	}
+	return nil
+}
+
+func (x *MountUnitStep) GetRelease() MountRelease {
+	if x != nil {
+		return x.Release
+	}
+	return MountRelease_MOUNT_RELEASE_UNSPECIFIED
+}
+
+func (x *MountUnitStep) GetAnyServer() bool {
+	if x != nil {
+		return x.AnyServer
+	}
+	return false
+}
+
+// MountReleased (the out of a mount.set step that stops) says how far it went.
+type MountReleased struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// stopped, forced, aborted or lazy; empty when nothing was mounted.
+	How           string `protobuf:"bytes,1,opt,name=how,proto3" json:"how,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MountReleased) Reset() {
+	*x = MountReleased{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MountReleased) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MountReleased) ProtoMessage() {}
+
+func (x *MountReleased) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MountReleased.ProtoReflect.Descriptor instead.
+func (*MountReleased) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *MountReleased) GetHow() string {
+	if x != nil {
+		return x.How
+	}
+	return ""
+}
+
 // MountObserved is what a mount unit step found before it acted.
 type MountObserved struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -479,14 +616,16 @@ type MountObserved struct {
 	// The part of the file system that was mounted.
 	Root string `protobuf:"bytes,5,opt,name=root,proto3" json:"root,omitempty"`
 	// Whether it was read only.
-	ReadOnly      bool `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	ReadOnly bool `protobuf:"varint,6,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Of a file system on the network, the options in force.
+	Options       string `protobuf:"bytes,40,opt,name=options,proto3" json:"options,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MountObserved) Reset() {
 	*x = MountObserved{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[6]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +637,7 @@ func (x *MountObserved) String() string {
 func (*MountObserved) ProtoMessage() {}
 
 func (x *MountObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[6]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +650,7 @@ func (x *MountObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MountObserved.ProtoReflect.Descriptor instead.
 func (*MountObserved) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{6}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MountObserved) GetEnabled() bool {
@@ -556,6 +695,13 @@ func (x *MountObserved) GetReadOnly() bool {
 	return false
 }
 
+func (x *MountObserved) GetOptions() string {
+	if x != nil {
+		return x.Options
+	}
+	return ""
+}
+
 // CommandStep (command.run) runs one program under the shim.
 type CommandStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -579,7 +725,7 @@ type CommandStep struct {
 
 func (x *CommandStep) Reset() {
 	*x = CommandStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[7]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -591,7 +737,7 @@ func (x *CommandStep) String() string {
 func (*CommandStep) ProtoMessage() {}
 
 func (x *CommandStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[7]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -604,7 +750,7 @@ func (x *CommandStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandStep.ProtoReflect.Descriptor instead.
 func (*CommandStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{7}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CommandStep) GetArgv() []string {
@@ -683,7 +829,7 @@ type CommandOutcome struct {
 
 func (x *CommandOutcome) Reset() {
 	*x = CommandOutcome{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[8]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +841,7 @@ func (x *CommandOutcome) String() string {
 func (*CommandOutcome) ProtoMessage() {}
 
 func (x *CommandOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[8]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +854,7 @@ func (x *CommandOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandOutcome.ProtoReflect.Descriptor instead.
 func (*CommandOutcome) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{8}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CommandOutcome) GetExitCode() int32 {
@@ -796,7 +942,7 @@ type OutputSummary struct {
 
 func (x *OutputSummary) Reset() {
 	*x = OutputSummary{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[9]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -808,7 +954,7 @@ func (x *OutputSummary) String() string {
 func (*OutputSummary) ProtoMessage() {}
 
 func (x *OutputSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[9]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -821,7 +967,7 @@ func (x *OutputSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputSummary.ProtoReflect.Descriptor instead.
 func (*OutputSummary) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{9}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OutputSummary) GetTotalBytes() uint64 {
@@ -879,7 +1025,7 @@ type ImageImportStep struct {
 
 func (x *ImageImportStep) Reset() {
 	*x = ImageImportStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +1037,7 @@ func (x *ImageImportStep) String() string {
 func (*ImageImportStep) ProtoMessage() {}
 
 func (x *ImageImportStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[10]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +1050,7 @@ func (x *ImageImportStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageImportStep.ProtoReflect.Descriptor instead.
 func (*ImageImportStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{10}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ImageImportStep) GetDigest() string {
@@ -934,7 +1080,7 @@ type ImageRemoveStep struct {
 
 func (x *ImageRemoveStep) Reset() {
 	*x = ImageRemoveStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[11]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1092,7 @@ func (x *ImageRemoveStep) String() string {
 func (*ImageRemoveStep) ProtoMessage() {}
 
 func (x *ImageRemoveStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[11]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1105,7 @@ func (x *ImageRemoveStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageRemoveStep.ProtoReflect.Descriptor instead.
 func (*ImageRemoveStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{11}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ImageRemoveStep) GetDigest() string {
@@ -987,7 +1133,7 @@ type ImageObserved struct {
 
 func (x *ImageObserved) Reset() {
 	*x = ImageObserved{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[12]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1145,7 @@ func (x *ImageObserved) String() string {
 func (*ImageObserved) ProtoMessage() {}
 
 func (x *ImageObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[12]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1158,7 @@ func (x *ImageObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageObserved.ProtoReflect.Descriptor instead.
 func (*ImageObserved) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{12}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ImageObserved) GetPresent() bool {
@@ -1059,7 +1205,7 @@ type ContainerStartStep struct {
 
 func (x *ContainerStartStep) Reset() {
 	*x = ContainerStartStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[13]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1217,7 @@ func (x *ContainerStartStep) String() string {
 func (*ContainerStartStep) ProtoMessage() {}
 
 func (x *ContainerStartStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[13]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1230,7 @@ func (x *ContainerStartStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStartStep.ProtoReflect.Descriptor instead.
 func (*ContainerStartStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{13}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ContainerStartStep) GetName() string {
@@ -1193,7 +1339,7 @@ type ContainerMount struct {
 
 func (x *ContainerMount) Reset() {
 	*x = ContainerMount{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[14]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1351,7 @@ func (x *ContainerMount) String() string {
 func (*ContainerMount) ProtoMessage() {}
 
 func (x *ContainerMount) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[14]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1364,7 @@ func (x *ContainerMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerMount.ProtoReflect.Descriptor instead.
 func (*ContainerMount) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{14}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ContainerMount) GetSource() string {
@@ -1253,7 +1399,7 @@ type ContainerRemoveStep struct {
 
 func (x *ContainerRemoveStep) Reset() {
 	*x = ContainerRemoveStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[15]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1411,7 @@ func (x *ContainerRemoveStep) String() string {
 func (*ContainerRemoveStep) ProtoMessage() {}
 
 func (x *ContainerRemoveStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[15]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1424,7 @@ func (x *ContainerRemoveStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerRemoveStep.ProtoReflect.Descriptor instead.
 func (*ContainerRemoveStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{15}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ContainerRemoveStep) GetName() string {
@@ -1303,7 +1449,7 @@ type ContainerObserved struct {
 
 func (x *ContainerObserved) Reset() {
 	*x = ContainerObserved{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[16]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1461,7 @@ func (x *ContainerObserved) String() string {
 func (*ContainerObserved) ProtoMessage() {}
 
 func (x *ContainerObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[16]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1474,7 @@ func (x *ContainerObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerObserved.ProtoReflect.Descriptor instead.
 func (*ContainerObserved) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{16}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ContainerObserved) GetExists() bool {
@@ -1371,7 +1517,7 @@ type RebootStep struct {
 
 func (x *RebootStep) Reset() {
 	*x = RebootStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[17]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1383,7 +1529,7 @@ func (x *RebootStep) String() string {
 func (*RebootStep) ProtoMessage() {}
 
 func (x *RebootStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[17]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1396,7 +1542,7 @@ func (x *RebootStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootStep.ProtoReflect.Descriptor instead.
 func (*RebootStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{17}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RebootStep) GetBootId() string {
@@ -1440,7 +1586,7 @@ type RebootOutcome struct {
 
 func (x *RebootOutcome) Reset() {
 	*x = RebootOutcome{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[18]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +1598,7 @@ func (x *RebootOutcome) String() string {
 func (*RebootOutcome) ProtoMessage() {}
 
 func (x *RebootOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[18]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +1611,7 @@ func (x *RebootOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootOutcome.ProtoReflect.Descriptor instead.
 func (*RebootOutcome) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{18}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RebootOutcome) GetBootIdBefore() string {
@@ -1503,7 +1649,7 @@ type SecretWriteStep struct {
 
 func (x *SecretWriteStep) Reset() {
 	*x = SecretWriteStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[19]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1515,7 +1661,7 @@ func (x *SecretWriteStep) String() string {
 func (*SecretWriteStep) ProtoMessage() {}
 
 func (x *SecretWriteStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[19]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1528,7 +1674,7 @@ func (x *SecretWriteStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretWriteStep.ProtoReflect.Descriptor instead.
 func (*SecretWriteStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{19}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SecretWriteStep) GetPath() string {
@@ -1578,7 +1724,7 @@ type SecretRemoveStep struct {
 
 func (x *SecretRemoveStep) Reset() {
 	*x = SecretRemoveStep{}
-	mi := &file_millwright_task_v1_step_proto_msgTypes[20]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +1736,7 @@ func (x *SecretRemoveStep) String() string {
 func (*SecretRemoveStep) ProtoMessage() {}
 
 func (x *SecretRemoveStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_step_proto_msgTypes[20]
+	mi := &file_millwright_task_v1_step_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1603,7 +1749,7 @@ func (x *SecretRemoveStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretRemoveStep.ProtoReflect.Descriptor instead.
 func (*SecretRemoveStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{20}
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SecretRemoveStep) GetPath() string {
@@ -1632,7 +1778,7 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\x06action\x18\x02 \x01(\x0e2\x1e.millwright.task.v1.UnitActionR\x06action\"@\n" +
 	"\fUnitObserved\x12\x16\n" +
 	"\x06active\x18\x01 \x01(\bR\x06active\x12\x18\n" +
-	"\aenabled\x18\x02 \x01(\bR\aenabled\"\xe3\x01\n" +
+	"\aenabled\x18\x02 \x01(\bR\aenabled\"\x90\x03\n" +
 	"\rMountUnitStep\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\x12\x14\n" +
 	"\x05where\x18\x02 \x01(\tR\x05where\x12\x16\n" +
@@ -1640,14 +1786,22 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\x06fstype\x18\x04 \x01(\tR\x06fstype\x126\n" +
 	"\x06action\x18\x05 \x01(\x0e2\x1e.millwright.task.v1.UnitActionR\x06action\x12\x1b\n" +
 	"\tread_only\x18\x06 \x01(\bR\breadOnly\x12#\n" +
-	"\rother_sources\x18\a \x03(\tR\fotherSources\"\xa4\x01\n" +
+	"\rother_sources\x18\a \x03(\tR\fotherSources\x12\x1a\n" +
+	"\battempts\x18( \x01(\rR\battempts\x124\n" +
+	"\bback_off\x18) \x01(\v2\x19.google.protobuf.DurationR\abackOff\x12:\n" +
+	"\arelease\x18* \x01(\x0e2 .millwright.task.v1.MountReleaseR\arelease\x12\x1d\n" +
+	"\n" +
+	"any_server\x18+ \x01(\bR\tanyServer\"!\n" +
+	"\rMountReleased\x12\x10\n" +
+	"\x03how\x18\x01 \x01(\tR\x03how\"\xbe\x01\n" +
 	"\rMountObserved\x12\x18\n" +
 	"\aenabled\x18\x01 \x01(\bR\aenabled\x12\x18\n" +
 	"\amounted\x18\x02 \x01(\bR\amounted\x12\x16\n" +
 	"\x06source\x18\x03 \x01(\tR\x06source\x12\x16\n" +
 	"\x06fstype\x18\x04 \x01(\tR\x06fstype\x12\x12\n" +
 	"\x04root\x18\x05 \x01(\tR\x04root\x12\x1b\n" +
-	"\tread_only\x18\x06 \x01(\bR\breadOnly\"\xa1\x02\n" +
+	"\tread_only\x18\x06 \x01(\bR\breadOnly\x12\x18\n" +
+	"\aoptions\x18( \x01(\tR\aoptions\"\xa1\x02\n" +
 	"\vCommandStep\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12+\n" +
 	"\x11working_directory\x18\x02 \x01(\tR\x10workingDirectory\x12 \n" +
@@ -1741,7 +1895,11 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\x11UNIT_ACTION_START\x10\x01\x12\x14\n" +
 	"\x10UNIT_ACTION_STOP\x10\x02\x12\x17\n" +
 	"\x13UNIT_ACTION_RESTART\x10\x03\x12\x1d\n" +
-	"\x19UNIT_ACTION_DAEMON_RELOAD\x10\x04B>Z<github.com/gpuaas/millwright/proto/millwright/task/v1;taskv1b\x06proto3"
+	"\x19UNIT_ACTION_DAEMON_RELOAD\x10\x04*^\n" +
+	"\fMountRelease\x12\x1d\n" +
+	"\x19MOUNT_RELEASE_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13MOUNT_RELEASE_FORCE\x10\x01\x12\x16\n" +
+	"\x12MOUNT_RELEASE_LAZY\x10\x02B>Z<github.com/gpuaas/millwright/proto/millwright/task/v1;taskv1b\x06proto3"
 
 var (
 	file_millwright_task_v1_step_proto_rawDescOnce sync.Once
@@ -1755,53 +1913,57 @@ func file_millwright_task_v1_step_proto_rawDescGZIP() []byte {
 	return file_millwright_task_v1_step_proto_rawDescData
 }
 
-var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_millwright_task_v1_step_proto_goTypes = []any{
 	(UnitAction)(0),             // 0: millwright.task.v1.UnitAction
-	(*WriteFileStep)(nil),       // 1: millwright.task.v1.WriteFileStep
-	(*RemoveFileStep)(nil),      // 2: millwright.task.v1.RemoveFileStep
-	(*DirectoryStep)(nil),       // 3: millwright.task.v1.DirectoryStep
-	(*UnitStep)(nil),            // 4: millwright.task.v1.UnitStep
-	(*UnitObserved)(nil),        // 5: millwright.task.v1.UnitObserved
-	(*MountUnitStep)(nil),       // 6: millwright.task.v1.MountUnitStep
-	(*MountObserved)(nil),       // 7: millwright.task.v1.MountObserved
-	(*CommandStep)(nil),         // 8: millwright.task.v1.CommandStep
-	(*CommandOutcome)(nil),      // 9: millwright.task.v1.CommandOutcome
-	(*OutputSummary)(nil),       // 10: millwright.task.v1.OutputSummary
-	(*ImageImportStep)(nil),     // 11: millwright.task.v1.ImageImportStep
-	(*ImageRemoveStep)(nil),     // 12: millwright.task.v1.ImageRemoveStep
-	(*ImageObserved)(nil),       // 13: millwright.task.v1.ImageObserved
-	(*ContainerStartStep)(nil),  // 14: millwright.task.v1.ContainerStartStep
-	(*ContainerMount)(nil),      // 15: millwright.task.v1.ContainerMount
-	(*ContainerRemoveStep)(nil), // 16: millwright.task.v1.ContainerRemoveStep
-	(*ContainerObserved)(nil),   // 17: millwright.task.v1.ContainerObserved
-	(*RebootStep)(nil),          // 18: millwright.task.v1.RebootStep
-	(*RebootOutcome)(nil),       // 19: millwright.task.v1.RebootOutcome
-	(*SecretWriteStep)(nil),     // 20: millwright.task.v1.SecretWriteStep
-	(*SecretRemoveStep)(nil),    // 21: millwright.task.v1.SecretRemoveStep
-	(*durationpb.Duration)(nil), // 22: google.protobuf.Duration
-	(*SecretRef)(nil),           // 23: millwright.task.v1.SecretRef
+	(MountRelease)(0),           // 1: millwright.task.v1.MountRelease
+	(*WriteFileStep)(nil),       // 2: millwright.task.v1.WriteFileStep
+	(*RemoveFileStep)(nil),      // 3: millwright.task.v1.RemoveFileStep
+	(*DirectoryStep)(nil),       // 4: millwright.task.v1.DirectoryStep
+	(*UnitStep)(nil),            // 5: millwright.task.v1.UnitStep
+	(*UnitObserved)(nil),        // 6: millwright.task.v1.UnitObserved
+	(*MountUnitStep)(nil),       // 7: millwright.task.v1.MountUnitStep
+	(*MountReleased)(nil),       // 8: millwright.task.v1.MountReleased
+	(*MountObserved)(nil),       // 9: millwright.task.v1.MountObserved
+	(*CommandStep)(nil),         // 10: millwright.task.v1.CommandStep
+	(*CommandOutcome)(nil),      // 11: millwright.task.v1.CommandOutcome
+	(*OutputSummary)(nil),       // 12: millwright.task.v1.OutputSummary
+	(*ImageImportStep)(nil),     // 13: millwright.task.v1.ImageImportStep
+	(*ImageRemoveStep)(nil),     // 14: millwright.task.v1.ImageRemoveStep
+	(*ImageObserved)(nil),       // 15: millwright.task.v1.ImageObserved
+	(*ContainerStartStep)(nil),  // 16: millwright.task.v1.ContainerStartStep
+	(*ContainerMount)(nil),      // 17: millwright.task.v1.ContainerMount
+	(*ContainerRemoveStep)(nil), // 18: millwright.task.v1.ContainerRemoveStep
+	(*ContainerObserved)(nil),   // 19: millwright.task.v1.ContainerObserved
+	(*RebootStep)(nil),          // 20: millwright.task.v1.RebootStep
+	(*RebootOutcome)(nil),       // 21: millwright.task.v1.RebootOutcome
+	(*SecretWriteStep)(nil),     // 22: millwright.task.v1.SecretWriteStep
+	(*SecretRemoveStep)(nil),    // 23: millwright.task.v1.SecretRemoveStep
+	(*durationpb.Duration)(nil), // 24: google.protobuf.Duration
+	(*SecretRef)(nil),           // 25: millwright.task.v1.SecretRef
 }
 var file_millwright_task_v1_step_proto_depIdxs = []int32{
 	0,  // 0: millwright.task.v1.UnitStep.action:type_name -> millwright.task.v1.UnitAction
 	0,  // 1: millwright.task.v1.MountUnitStep.action:type_name -> millwright.task.v1.UnitAction
-	22, // 2: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
-	22, // 3: millwright.task.v1.CommandStep.stop_grace:type_name -> google.protobuf.Duration
-	22, // 4: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
-	10, // 5: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
-	10, // 6: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
-	15, // 7: millwright.task.v1.ContainerStartStep.mounts:type_name -> millwright.task.v1.ContainerMount
-	22, // 8: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
-	14, // 9: millwright.task.v1.ContainerObserved.setup:type_name -> millwright.task.v1.ContainerStartStep
-	22, // 10: millwright.task.v1.RebootStep.timeout:type_name -> google.protobuf.Duration
-	22, // 11: millwright.task.v1.RebootStep.delay:type_name -> google.protobuf.Duration
-	23, // 12: millwright.task.v1.SecretWriteStep.secret:type_name -> millwright.task.v1.SecretRef
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	24, // 2: millwright.task.v1.MountUnitStep.back_off:type_name -> google.protobuf.Duration
+	1,  // 3: millwright.task.v1.MountUnitStep.release:type_name -> millwright.task.v1.MountRelease
+	24, // 4: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
+	24, // 5: millwright.task.v1.CommandStep.stop_grace:type_name -> google.protobuf.Duration
+	24, // 6: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
+	12, // 7: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
+	12, // 8: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
+	17, // 9: millwright.task.v1.ContainerStartStep.mounts:type_name -> millwright.task.v1.ContainerMount
+	24, // 10: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
+	16, // 11: millwright.task.v1.ContainerObserved.setup:type_name -> millwright.task.v1.ContainerStartStep
+	24, // 12: millwright.task.v1.RebootStep.timeout:type_name -> google.protobuf.Duration
+	24, // 13: millwright.task.v1.RebootStep.delay:type_name -> google.protobuf.Duration
+	25, // 14: millwright.task.v1.SecretWriteStep.secret:type_name -> millwright.task.v1.SecretRef
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_step_proto_init() }
@@ -1815,8 +1977,8 @@ func file_millwright_task_v1_step_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_step_proto_rawDesc), len(file_millwright_task_v1_step_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   21,
+			NumEnums:      2,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
