@@ -56,6 +56,7 @@ type Kind struct {
 	result   func(context.Context, host.Prober, proto.Message, [][]byte) (proto.Message, error)
 	intent   func(proto.Message) (string, IntentChange)
 	deadline func(proto.Message) time.Duration
+	lost     func(context.Context, host.Reader, proto.Message) (bool, error)
 }
 
 // NewRegistry returns an empty registry.
@@ -77,6 +78,14 @@ const DefaultDeadline = 10 * time.Minute
 type Deadliner[S proto.Message] interface {
 	// Deadline returns how long a task with spec may run once it was started.
 	Deadline(spec S) time.Duration
+}
+
+// Watcher is a task whose goal may be lost while the agent runs, in a way that a
+// cheap look shows. Its intent is then restored without waiting for a boot.
+type Watcher[S proto.Message] interface {
+	// Lost reports whether what spec wants is gone. It is asked again and again: it
+	// touches nothing that may hang, and what merely differs is not lost.
+	Lost(ctx context.Context, h host.Reader, spec S) (bool, error)
 }
 
 // Add registers t. It panics on a duplicate: a programming error that any test
@@ -105,6 +114,9 @@ func Add[S proto.Message](r *Registry, info Info, t Task[S]) {
 	}
 	if d, ok := t.(Deadliner[S]); ok {
 		k.deadline = func(m proto.Message) time.Duration { return d.Deadline(m.(S)) }
+	}
+	if w, ok := t.(Watcher[S]); ok {
+		k.lost = func(ctx context.Context, h host.Reader, m proto.Message) (bool, error) { return w.Lost(ctx, h, m.(S)) }
 	}
 	if i, ok := t.(Intender[S]); ok {
 		k.intent = func(m proto.Message) (string, IntentChange) { return i.Intent(m.(S)) }
@@ -219,6 +231,17 @@ func (k *Kind) Result(ctx context.Context, h host.Prober, spec proto.Message, ou
 
 // Deadline returns how long a task with spec may run when its leaf does not say.
 func (k *Kind) Deadline(spec proto.Message) time.Duration { return k.deadline(spec) }
+
+// Watched reports whether [Kind.Lost] can tell anything.
+func (k *Kind) Watched() bool { return k.lost != nil }
+
+// Lost reports whether what spec wants is gone, as [Watcher] says.
+func (k *Kind) Lost(ctx context.Context, h host.Reader, spec proto.Message) (bool, error) {
+	if k.lost == nil {
+		return false, nil
+	}
+	return k.lost(ctx, h, spec)
+}
 
 // Intent returns what a succeeded task with spec does to the node's intents.
 func (k *Kind) Intent(spec proto.Message) (string, IntentChange) { return k.intent(spec) }

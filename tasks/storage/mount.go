@@ -32,6 +32,7 @@ type Mount struct{}
 var (
 	_ tasks.Task[*storagev1.MountSpec]     = Mount{}
 	_ tasks.Intender[*storagev1.MountSpec] = Mount{}
+	_ tasks.Watcher[*storagev1.MountSpec]  = Mount{}
 )
 
 // MountInfo describes storage.mount.
@@ -57,6 +58,20 @@ func (Mount) Locks(s *storagev1.MountSpec) []tasks.Lock {
 // Intent implements [tasks.Intender].
 func (Mount) Intent(s *storagev1.MountSpec) (string, tasks.IntentChange) {
 	return intentKey(s.GetTarget()), tasks.IntentSet
+}
+
+// Lost implements [tasks.Watcher]: nothing is mounted any more, or its client has
+// died. Other drift stays as it is until somebody asks for a plan.
+func (Mount) Lost(ctx context.Context, h host.Reader, spec *storagev1.MountSpec) (bool, error) {
+	table, err := h.Mounts(ctx)
+	if err != nil {
+		return false, err
+	}
+	if _, depth := step.MountAt(table, spec.GetTarget()); depth == 0 {
+		return true, nil
+	}
+	health, err := h.MountHealth(ctx, spec.GetTarget())
+	return health == host.MountDisconnected, err
 }
 
 func intentKey(target string) string { return "mount:" + target }

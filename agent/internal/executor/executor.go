@@ -128,7 +128,10 @@ func (e *Executor) Run(ctx context.Context) error {
 	}
 	e.forgetEnded(ctx)
 	wg.Go(func() { e.sweep(ctx) })
-	wg.Go(func() { e.reconcile(ctx) })
+	wg.Go(func() {
+		e.reconcile(ctx)
+		e.watch(ctx)
+	})
 	for ctx.Err() == nil {
 		for _, t := range e.take() {
 			t.prepare(ctx)

@@ -26,6 +26,9 @@ const (
 	maxRestoreAgain = time.Hour
 )
 
+// errTaken says that a restore has to wait for a task.
+var errTaken = errors.New("its locks are taken by a task")
+
 // reconcile sees to the intents once after each boot: what is not as an intent
 // wants it is restored. It returns when all are seen to, or ctx ends.
 func (e *Executor) reconcile(ctx context.Context) {
@@ -87,32 +90,11 @@ func (e *Executor) intentsToSee() (keys []string, seen bool, err error) {
 // While patient it gives the node time to get there by itself. It returns true
 // once there is nothing more to do for it.
 func (e *Executor) see(ctx context.Context, key string, patient bool) (bool, error) {
-	in, err := e.intent(key)
-	if errors.Is(err, state.ErrNotFound) {
-		return true, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	if in.GetState() != taskv1.IntentState_INTENT_STATE_ACTIVE {
-		return true, nil // a task has it
-	}
-	adm, err := e.cfg.Gate.Restore(ctx, in.GetEnvelope(), in.GetSignedLeaf(), in.GetTrustRootVersion())
-	var refusal *gate.Refusal
-	if errors.As(err, &refusal) {
-		return true, e.suspend(in, refusal.Message)
-	}
-	if err != nil {
-		return false, err
-	}
-	t := e.newRestore(in, adm)
-	if t.grant = e.locks.try(t.id, adm.Kind.Locks(adm.Spec)); t.grant == nil {
-		return false, errors.New("its locks are taken by a task")
+	t, adm, done, err := e.claim(ctx, key)
+	if t == nil {
+		return done, err
 	}
 	defer t.releaseLocks()
-	if now, err := e.intent(key); err != nil || !sameIntent(now, in) {
-		return false, err // a task had it before the locks were taken: look again
-	}
 	limited, unlimit := context.WithTimeout(ctx, stepTimeout)
 	defer unlimit()
 	err = t.check(limited, func() error { return adm.Kind.Verify(limited, e.cfg.Hosts.Prober(), adm.Spec) })
@@ -125,6 +107,39 @@ func (e *Executor) see(ctx context.Context, key string, patient bool) (bool, err
 	}
 	t.log.WarnContext(ctx, "intent is restored", "intent", key, "err", err)
 	return e.restore(ctx, t)
+}
+
+// claim makes a task that can restore an intent, and takes its locks, which its
+// caller releases. Where there is nothing more to do for the intent it returns no
+// task and true.
+func (e *Executor) claim(ctx context.Context, key string) (t *task, adm *gate.Admission, done bool, err error) {
+	in, err := e.intent(key)
+	if errors.Is(err, state.ErrNotFound) {
+		return nil, nil, true, nil
+	}
+	if err != nil {
+		return nil, nil, false, err
+	}
+	if in.GetState() != taskv1.IntentState_INTENT_STATE_ACTIVE {
+		return nil, nil, true, nil // a task has it
+	}
+	adm, err = e.cfg.Gate.Restore(ctx, in.GetEnvelope(), in.GetSignedLeaf(), in.GetTrustRootVersion())
+	var refusal *gate.Refusal
+	if errors.As(err, &refusal) {
+		return nil, nil, true, e.suspend(in, refusal.Message)
+	}
+	if err != nil {
+		return nil, nil, false, err
+	}
+	t = e.newRestore(in, adm)
+	if t.grant = e.locks.try(t.id, adm.Kind.Locks(adm.Spec)); t.grant == nil {
+		return nil, nil, false, errTaken
+	}
+	if now, err := e.intent(key); err != nil || !sameIntent(now, in) {
+		t.releaseLocks()
+		return nil, nil, false, err // a task had it before the locks were taken: look again
+	}
+	return t, adm, false, nil
 }
 
 func (e *Executor) intent(key string) (in *agentv1.IntentRecord, err error) {

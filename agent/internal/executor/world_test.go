@@ -297,6 +297,7 @@ func (w *world) kinds() *tasks.Registry {
 		return tasks.Info{Kind: kind, Revision: 1, Class: class}
 	}
 	tasks.Add(r, info("switch.on", tasks.State), switchTask{w: w, intent: tasks.IntentSet})
+	tasks.Add(r, info("switch.keep", tasks.State), keptTask{switchTask{w: w, intent: tasks.IntentSet}})
 	tasks.Add(r, info("switch.forget", tasks.State), switchTask{w: w, intent: tasks.IntentRemove})
 	tasks.Add(r, info("switch.press", tasks.Action), switchTask{w: w, action: true})
 	past := info("node.press", tasks.Action)
