@@ -74,7 +74,7 @@ func compareSource(table []host.Mount, m host.Mount, want *taskv1.MountUnitStep)
 		if m.FSType != want.GetFstype() {
 			diffs = append(diffs, MountDiff{"type", m.FSType, want.GetFstype()})
 		}
-		if m.Source != want.GetSource() && !(want.GetAnyServer() && exported(m.Source) == exported(want.GetSource())) && !slices.Contains(want.GetOtherSources(), m.Source) {
+		if !sameSource(m, want) {
 			diffs = append(diffs, MountDiff{"source", m.Source, want.GetSource()})
 		}
 		if m.Root != "/" && len(diffs) == 0 {
@@ -87,6 +87,12 @@ func compareSource(table []host.Mount, m host.Mount, want *taskv1.MountUnitStep)
 		return nil
 	}
 	return []MountDiff{{"source", shown(table, m), want.GetSource()}}
+}
+
+// sameSource reports whether a mount has one of the names that a step wants.
+func sameSource(m host.Mount, want *taskv1.MountUnitStep) bool {
+	return m.Source == want.GetSource() || slices.Contains(want.GetOtherSources(), m.Source) ||
+		want.GetAnyServer() && exported(m.Source) == exported(want.GetSource())
 }
 
 // exported is what a source names besides its servers.

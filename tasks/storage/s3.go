@@ -37,7 +37,7 @@ func s3fs(s *source, b *storagev1.S3Source) {
 		s.what += ":/" + b.GetPrefix()
 	}
 	s.shown = "s3fs#" + s.what
-	s.options = append(s.options, "fsname="+s.shown, "passwd_file="+b.GetKeyFile())
+	s.options = append(s.options, "fsname="+s.shown, "subtype=s3fs", "passwd_file="+b.GetKeyFile())
 	if b.GetEndpoint() != "" {
 		s.options = append(s.options, "url="+b.GetEndpoint())
 	}

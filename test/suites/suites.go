@@ -61,6 +61,10 @@ var required = []suite{
 		packages: []string{"./test/e2e/storage_mount"}, timeout: 10 * time.Minute,
 	},
 	{
+		name: "e2e/storage_kinds", about: "S3 with s3fs, other network file systems with stand-in helpers: refused, failed, dead, hung, restored",
+		packages: []string{"./test/e2e/storage_kinds"}, timeout: 10 * time.Minute,
+	},
+	{
 		name: "e2e/container_run", about: "a container on containerd 1.6 and 2.4: adopted over kills and restarts, back after a reboot, nothing left",
 		packages: []string{"./test/e2e/container_run"}, timeout: 20 * time.Minute, // containerd is built the first time
 	},
