@@ -27,6 +27,12 @@ const (
 	// ReasonSecretWrong is a secret whose value is not there, or is not the one
 	// that was signed.
 	ReasonSecretWrong = "SECRET_WRONG"
+	// ReasonPackagesLocked is a package database that another program held for
+	// longer than is waited for.
+	ReasonPackagesLocked = "PACKAGES_LOCKED"
+	// ReasonOtherPackages is a change of packages that would have reached others
+	// than those planned.
+	ReasonOtherPackages = "OTHER_PACKAGES"
 )
 
 // ReasonError is an error of a step with a code of its own. The executor finds

@@ -246,6 +246,7 @@ type Reader interface {
 	MountReader
 	ContainerReader
 	SecretReader
+	PackageReader
 	Facts
 	Network
 }
@@ -433,6 +434,7 @@ type Host interface {
 	ContainerController
 	SecretWriter
 	Unmounter
+	PackageController
 	Commander
 	Rebooter
 }

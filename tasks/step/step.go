@@ -30,6 +30,11 @@ func Register(r *tasks.Registry) {
 		Type: "container.start", Revision: 1, Effect: taskv1.Effect_EFFECT_CHECK_THEN_ACT, Undoable: true,
 	}, StartContainer)
 	tasks.AddStep(r, idempotent("container.remove"), RemoveContainer)
+	checked := func(name string) tasks.StepInfo {
+		return tasks.StepInfo{Type: name, Revision: 1, Effect: taskv1.Effect_EFFECT_CHECK_THEN_ACT, Undoable: true}
+	}
+	tasks.AddStep(r, checked("package.install"), InstallPackages)
+	tasks.AddStep(r, checked("package.remove"), RemovePackages)
 	tasks.AddStep(r, tasks.StepInfo{
 		Type: "command.run", Revision: 1, Effect: taskv1.Effect_EFFECT_AT_MOST_ONCE,
 	}, RunCommand)

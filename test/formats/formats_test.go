@@ -39,6 +39,7 @@ var frozen = []protoreflect.FileDescriptor{
 	taskv1.File_millwright_task_v1_trust_proto,
 	taskv1.File_millwright_task_v1_plan_proto,
 	taskv1.File_millwright_task_v1_step_proto,
+	taskv1.File_millwright_task_v1_package_proto,
 	taskv1.File_millwright_task_v1_event_proto,
 	taskv1.File_millwright_task_v1_task_proto,
 	taskv1.File_millwright_task_v1_resolve_proto,

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/containerd"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
+	"github.com/gpuaas/millwright/agent/internal/host/packages"
 	"github.com/gpuaas/millwright/agent/internal/host/secrets"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
 	"github.com/gpuaas/millwright/agent/internal/shim"
@@ -26,7 +27,8 @@ import (
 // Config is what a [Node] needs.
 type Config struct {
 	// StateDir holds the commands' directories, below commands/, and those of
-	// containers, below containers/.
+	// containers, below containers/, and what is kept of packages, below
+	// packages/.
 	StateDir string
 	// Executable is the absolute path of millwrightd, which serves as the shim
 	// and as the probe child. It must be able to start after an upgrade too:
@@ -40,6 +42,9 @@ type Config struct {
 	Secrets secrets.Fetcher
 	// ProbeTimeout bounds one probe; unset: 10 s.
 	ProbeTimeout time.Duration
+	// PackageLockWait is how long other programs may hold the package database;
+	// unset: 2 minutes.
+	PackageLockWait time.Duration
 }
 
 // Node is the machine. It is safe for concurrent use.
@@ -77,6 +82,10 @@ func New(cfg Config) *Node {
 			Runtime: containerd.New(containerd.Config{
 				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd,
 				Clock: cfg.Clock, Logger: cfg.Logger,
+			}),
+			Apt: packages.New(packages.Config{
+				Dir: filepath.Join(cfg.StateDir, "packages"), Children: children, Units: sd,
+				Clock: cfg.Clock, Logger: cfg.Logger, LockWait: cfg.PackageLockWait,
 			}),
 			probe: prober{children: children, executable: cfg.Executable, timeout: cfg.ProbeTimeout},
 		},

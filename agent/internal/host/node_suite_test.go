@@ -28,6 +28,8 @@ func TestHostSuite(t *testing.T) {
 		Occupy:  occupy,
 		Started: started,
 		Image:   image,
+
+		Packages: suitePackages(t),
 	})
 }
 

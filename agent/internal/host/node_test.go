@@ -35,6 +35,8 @@ func TestMain(m *testing.M) {
 			os.Exit(containerlog.Main(os.Args[2:], os.Stderr))
 		case "run", "exit", "hog":
 			os.Exit(program(os.Args[1:]))
+		case "hold-lock":
+			os.Exit(lockMain())
 		case "probe":
 			os.Exit(child.ProbeMain(os.Args[2:], os.Stdout, os.Stderr))
 		}

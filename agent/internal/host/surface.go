@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/containerd"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
+	"github.com/gpuaas/millwright/agent/internal/host/packages"
 	"github.com/gpuaas/millwright/agent/internal/host/secrets"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
 	"github.com/gpuaas/millwright/agent/internal/shim"
@@ -30,6 +31,7 @@ type surface struct {
 	*mounts.Table
 	*containerd.Runtime
 	network
+	*packages.Apt
 	files   *files.Files
 	secrets *secrets.Store
 	probe   prober

@@ -36,6 +36,8 @@ type Env struct {
 	// gets SIGTERM; with exit and a number it writes last words to its standard
 	// error and ends with that code.
 	Image func(t testing.TB) (archive, digest string)
+	// Packages is what there is to install.
+	Packages Packages
 }
 
 // Run puts a node to the suite. It leaves the node as it found it.
@@ -59,6 +61,9 @@ func Run(t *testing.T, env Env) {
 	t.Run("container", e.containers)
 	t.Run("container that ends", e.endingContainer)
 	t.Run("image archive", e.archives)
+	t.Run("package sources", e.packageSources)
+	t.Run("packages", e.packages)
+	t.Run("package file", e.packageFile)
 }
 
 type suite struct {

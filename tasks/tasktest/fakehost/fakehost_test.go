@@ -26,6 +26,8 @@ func TestConformance(t *testing.T) {
 	do(t, n, "result exit=1 /bin/false\nresult exit=7 "+strings.Join(exit7, " ")+"\nresult block "+strings.Join(sleep, " "))
 	digest := "sha256:" + strings.Repeat("a", 64)
 	do(t, n, "archive /opt/image.tar "+digest+"\nends exit=3 /program exit 3")
+	do(t, n, "offer mwtest-base 1.0\noffer mwtest-tool 1.0 mwtest-base\noffer mwtest-tool 1.1 mwtest-base\noffer mwtest-rival 1.0 !mwtest-base\n"+
+		"deb /opt/local.deb mwtest-local 2.0 mwtest-base")
 	was := n.Dump()
 	hosts := n.Hosts(nil)
 	hosttest.Run(t, hosttest.Env{
@@ -35,8 +37,9 @@ func TestConformance(t *testing.T) {
 			do(t, n, "busy "+dir+" 4711 /bin/bash")
 			return 4711, func() { do(t, n, "idle "+dir) }
 		},
-		Started: func(_ testing.TB, argv []string, _ string) int { return n.Runs(argv...) },
-		Image:   func(testing.TB) (string, string) { return "/opt/image.tar", digest },
+		Started:  func(_ testing.TB, argv []string, _ string) int { return n.Runs(argv...) },
+		Image:    func(testing.TB) (string, string) { return "/opt/image.tar", digest },
+		Packages: hosttest.Packages{Local: "/opt/local.deb"},
 	})
 	if got := n.Dump(); !strings.HasPrefix(got, was) || strings.Contains(strings.TrimPrefix(got, was), "file") {
 		t.Errorf("the suite left\n%s\nof\n%s", got, was)

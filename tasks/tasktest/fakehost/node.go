@@ -1,6 +1,6 @@
 // Package fakehost is a node in memory. It has files, mounts, a systemd that
-// understands mount units and simple services, commands that are counted, and a
-// container runtime.
+// understands mount units and simple services, commands that are counted, a
+// container runtime and a package database.
 // It passes the suite of package hosttest, as the real node does, and can be
 // made to fail or to stop before and after each call.
 //
@@ -66,6 +66,7 @@ type Node struct {
 	noSecrets bool              // no value can be had
 	fetch     func(ctx context.Context, taskID, name string) ([]byte, error)
 	kept      map[keptKey]keptFile
+	packages  packages
 }
 
 type entry struct {
@@ -94,6 +95,7 @@ func New() *Node {
 		secrets: map[string]string{}, kept: map[keptKey]keptFile{},
 		results: map[string]Result{}, commands: map[commandKey]*command{}, runs: map[string]int{},
 		images: map[string]bool{}, containers: map[string]*container{}, endings: map[string]ending{},
+		packages: newPackages(),
 	}
 	n.mountBase()
 	for _, p := range []string{"/etc/systemd/system", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/bin", "/sbin",

@@ -34,6 +34,10 @@ import (
 //	ends exit=N|oom ARGUMENTS...: containers that end at once
 //	die NAME: a container ends
 //	secret NAME VALUE               nosecrets                   owner PATH USER GROUP
+//	offer NAME VERSION [NEED|!NAME...]: a package that a source offers, the newest
+//	deb PATH NAME VERSION [NEED|!NAME...]: one in a file
+//	package NAME VERSION [held] [config-files] [NEED...]: one that is installed
+//	nodpkg                          dpkglock
 //
 // Empty lines and those that begin with # are left out.
 func (n *Node) Do(script string) error {
@@ -84,7 +88,7 @@ func split(line string) ([]string, error) {
 // arity returns how many words a verb takes, at least and at most.
 func arity(verb string) (least, most int) {
 	switch verb {
-	case "reload", "inhibit", "nosecrets":
+	case "reload", "inhibit", "nosecrets", "nodpkg", "dpkglock":
 		return 0, 0
 	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "fs", "lies", "absent", "stale", "enable", "disable", "foreign", "die":
 		return 1, 1
@@ -94,7 +98,7 @@ func arity(verb string) (least, most int) {
 		return 2, 2
 	case "file", "mount", "busy", "edit", "owner":
 		return 3, 3
-	case "result", "archive", "ends":
+	case "result", "archive", "ends", "offer", "deb", "package":
 		return 2, 256
 	default:
 		return 1, 0
@@ -114,6 +118,8 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doServer(verb, a)
 	case "archive", "foreign", "ends", "die":
 		return n.doContainer(verb, a)
+	case "offer", "deb", "package", "nodpkg", "dpkglock":
+		return n.doPackages(verb, a)
 	case "result":
 		return n.doResult(a[0], strings.Join(a[1:], " "))
 	case "inhibit":
@@ -311,6 +317,7 @@ func (n *Node) Dump() string {
 		lines = append(lines, fmt.Sprintf("started %d %s", n.runs[a], a))
 	}
 	lines = append(lines, n.dumpContainers()...)
+	lines = append(lines, n.dumpPackages()...)
 	return strings.Join(append(lines, ""), "\n")
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 // atLeast is the number of tests below which the binary has lost some.
-const atLeast = 25
+const atLeast = 35
 
 func TestOnNode(t *testing.T) {
 	testbedtest.NeedRoot(t)

@@ -1,0 +1,305 @@
+package fakehost
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+// packages are those of a node: its database, and what its sources offer.
+type packages struct {
+	missing   bool // the node has no dpkg
+	locked    bool // another program holds the database
+	installed map[string]pkg
+	offered   map[string][]pkg // by name, newest first
+}
+
+// pkg is a package with what it needs: names, and with ! before a name what it
+// drives out.
+type pkg struct {
+	host.Package
+	needs []string
+	state string
+	held  bool
+	ours  bool
+}
+
+// packageMark begins the content of a file that is a package: its name, version
+// and needs follow.
+const packageMark = "DEB "
+
+func newPackages() packages {
+	return packages{installed: map[string]pkg{}, offered: map[string][]pkg{}}
+}
+
+func (n *Node) packageStatus(names []string) ([]host.PackageStatus, error) {
+	if n.packages.missing {
+		return nil, fmt.Errorf("read packages: %w", host.ErrNoPackageManager)
+	}
+	var out []host.PackageStatus
+	for _, name := range names {
+		p := n.packages.installed[name]
+		p.Name = name
+		out = append(out, host.PackageStatus{Package: p.Package, State: p.state, Held: p.held, Ours: p.ours})
+	}
+	return out, nil
+}
+
+func (n *Node) packageVersions(name string) []string {
+	var out []string
+	for _, p := range n.packages.offered[name] {
+		out = append(out, p.Version)
+	}
+	return out
+}
+
+func (n *Node) readPackage(path string) (pkg, host.PackageFile, error) {
+	f, err := n.readFile(path)
+	if err != nil {
+		return pkg{}, host.PackageFile{}, err
+	}
+	words, ok := strings.CutPrefix(string(f.Data), packageMark)
+	fields := strings.Fields(words)
+	if !ok || len(fields) < 2 {
+		return pkg{}, host.PackageFile{}, fmt.Errorf("package file %s: no package: %w", path, fs.ErrInvalid)
+	}
+	sum := sha256.Sum256(f.Data)
+	return newPkg(fields), host.PackageFile{Path: path, SHA256: sum[:]}, nil
+}
+
+func newPkg(fields []string) pkg {
+	return pkg{Package: host.Package{Name: fields[0], Version: fields[1], Architecture: "amd64"}, needs: fields[2:], state: "installed"}
+}
+
+// resolve returns all that an installation of set brings, and what it changes.
+func (n *Node) resolvePackages(set host.PackageSet) (map[string]pkg, host.PackageChange, error) {
+	files := map[string]pkg{}
+	for _, f := range set.Files {
+		p, have, err := n.readPackage(f.Path)
+		if err != nil {
+			return nil, host.PackageChange{}, err
+		}
+		if !bytes.Equal(have.SHA256, f.SHA256) {
+			return nil, host.PackageChange{}, fmt.Errorf("package file %s has another digest: %w", f.Path, fs.ErrInvalid)
+		}
+		files[p.Name] = p
+	}
+	brought, change := map[string]pkg{}, host.PackageChange{}
+	var queue []host.Package
+	queue = append(queue, set.Packages...)
+	for len(queue) > 0 {
+		want := queue[0]
+		queue = queue[1:]
+		old := n.packages.installed[want.Name]
+		if _, ok := brought[want.Name]; ok || old.state == "installed" && (want.Version == "" || want.Version == old.Version) {
+			continue
+		}
+		p, ok := n.candidate(files, want)
+		if !ok {
+			return nil, change, fmt.Errorf("package %s %s: %w", want.Name, want.Version, host.ErrNoPackage)
+		}
+		brought[p.Name] = p
+		if old.state == "installed" {
+			change.Replace = append(change.Replace, old.Package)
+		} else {
+			change.Install = append(change.Install, p.Package)
+		}
+		for _, need := range p.needs {
+			if other, not := strings.CutPrefix(need, "!"); !not {
+				queue = append(queue, host.Package{Name: need})
+			} else if o, ok := n.packages.installed[other]; ok {
+				change.Remove = append(change.Remove, o.Package)
+			}
+		}
+	}
+	slices.SortFunc(change.Install, func(a, b host.Package) int { return cmp.Compare(a.Name, b.Name) })
+	return brought, change, nil
+}
+
+func (n *Node) candidate(files map[string]pkg, want host.Package) (pkg, bool) {
+	list := n.packages.offered[want.Name]
+	if f, ok := files[want.Name]; ok {
+		list = []pkg{f}
+	}
+	for _, p := range list {
+		if want.Version == "" || p.Version == want.Version {
+			return p, true
+		}
+	}
+	return pkg{}, false
+}
+
+func (n *Node) changeable() error {
+	if n.packages.missing {
+		return fmt.Errorf("change packages: %w", host.ErrNoPackageManager)
+	}
+	if n.packages.locked {
+		return fmt.Errorf("change packages: %w by process 4711 (apt-get)", host.ErrPackagesLocked)
+	}
+	return nil
+}
+
+func (n *Node) installPackages(set host.PackageSet) error {
+	if err := n.changeable(); err != nil {
+		return err
+	}
+	brought, change, err := n.resolvePackages(set)
+	if err != nil {
+		return err
+	}
+	if err := change.Others(); err != nil {
+		return err
+	}
+	for _, p := range change.Install {
+		if !slices.ContainsFunc(set.Packages, func(w host.Package) bool { return w.Name == p.Name }) {
+			return fmt.Errorf("install: %w: %s would be installed", host.ErrOtherPackages, p.Name)
+		}
+	}
+	for name, p := range brought {
+		old := n.packages.installed[name]
+		p.held, p.ours = old.held, old.ours || old.state != "installed"
+		n.packages.installed[name] = p
+	}
+	return nil
+}
+
+func (n *Node) removePackages(names []string, purge bool) error {
+	if err := n.changeable(); err != nil {
+		return err
+	}
+	for name, p := range n.packages.installed {
+		if slices.Contains(names, name) || p.state != "installed" {
+			continue
+		}
+		for _, need := range p.needs {
+			if slices.Contains(names, need) {
+				return fmt.Errorf("remove %s: %w: %s needs it", need, host.ErrOtherPackages, name)
+			}
+		}
+	}
+	for _, name := range names {
+		p, ok := n.packages.installed[name]
+		if !ok {
+			continue
+		}
+		if purge {
+			delete(n.packages.installed, name)
+			continue
+		}
+		p.state, p.ours, p.held = "config-files", false, false
+		n.packages.installed[name] = p
+	}
+	return nil
+}
+
+func (n *Node) holdPackages(names []string, held bool) error {
+	if err := n.changeable(); err != nil {
+		return err
+	}
+	for _, name := range names {
+		p, ok := n.packages.installed[name]
+		if !ok {
+			return fmt.Errorf("hold %s: %w", name, host.ErrNoPackage)
+		}
+		p.held = held
+		n.packages.installed[name] = p
+	}
+	return nil
+}
+
+// doPackages carries out the verbs of a script that are about packages.
+func (n *Node) doPackages(verb string, a []string) error {
+	if verb != "nodpkg" && verb != "dpkglock" && len(a) < 2 {
+		return errors.New("want a name and a version")
+	}
+	switch verb {
+	case "nodpkg":
+		n.packages.missing = true
+	case "dpkglock":
+		n.packages.locked = true
+	case "offer":
+		n.packages.offered[a[0]] = append([]pkg{newPkg(a)}, n.packages.offered[a[0]]...)
+	case "package":
+		p := newPkg(a)
+		p.needs = nil
+		for _, w := range a[2:] {
+			switch w {
+			case "held":
+				p.held = true
+			case "config-files":
+				p.state = w
+			default:
+				p.needs = append(p.needs, w)
+			}
+		}
+		n.packages.installed[a[0]] = p
+	case "deb":
+		if len(a) < 3 {
+			return errors.New("want a path, a name and a version")
+		}
+		return n.doFile("file", []string{a[0], "0644", packageMark + strings.Join(a[1:], " ")})
+	}
+	return nil
+}
+
+// dumpPackages describes the package database.
+func (n *Node) dumpPackages() []string {
+	var lines []string
+	for _, name := range slices.Sorted(maps.Keys(n.packages.installed)) {
+		p := n.packages.installed[name]
+		line := "package " + name + " " + p.Version + " " + p.state
+		if p.held {
+			line += " held"
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func (v *view) Packages(ctx context.Context, names []string) ([]host.PackageStatus, error) {
+	return call(ctx, v, Op{Name: "Packages", Object: strings.Join(names, " ")}, func() ([]host.PackageStatus, error) { return v.n.packageStatus(names) })
+}
+
+func (v *view) PackageVersions(ctx context.Context, name string) ([]string, error) {
+	return call(ctx, v, Op{Name: "PackageVersions", Object: name}, func() ([]string, error) { return v.n.packageVersions(name), nil })
+}
+
+func (v *view) ReadPackage(ctx context.Context, path string) (host.Package, host.PackageFile, error) {
+	type both struct {
+		p host.Package
+		f host.PackageFile
+	}
+	b, err := call(ctx, v, Op{Name: "ReadPackage", Object: path}, func() (both, error) {
+		p, f, err := v.n.readPackage(path)
+		return both{p.Package, f}, err
+	})
+	return b.p, b.f, err
+}
+
+func (v *view) ResolvePackages(ctx context.Context, set host.PackageSet) (host.PackageChange, error) {
+	return call(ctx, v, Op{Name: "ResolvePackages"}, func() (host.PackageChange, error) {
+		_, change, err := v.n.resolvePackages(set)
+		return change, err
+	})
+}
+
+func (v *view) InstallPackages(ctx context.Context, set host.PackageSet) error {
+	return change(ctx, v, "InstallPackages", "", func() error { return v.n.installPackages(set) })
+}
+
+func (v *view) RemovePackages(ctx context.Context, names []string, purge bool) error {
+	return change(ctx, v, "RemovePackages", strings.Join(names, " "), func() error { return v.n.removePackages(names, purge) })
+}
+
+func (v *view) HoldPackages(ctx context.Context, names []string, held bool) error {
+	return change(ctx, v, "HoldPackages", strings.Join(names, " "), func() error { return v.n.holdPackages(names, held) })
+}
