@@ -173,3 +173,27 @@ func (p *packagePlanner) resolve(ctx context.Context) error {
 	}
 	return nil
 }
+
+// PlanRemoval plans the removal of those packages among names that Millwright
+// brought: what stood on the node before, or was given another version since,
+// stays. files hold some of them, for when the removal is undone.
+func PlanRemoval(ctx context.Context, h host.Reader, names []string, files []*taskv1.PackageFile, purge bool) (tasks.Plan, error) {
+	list, err := h.Packages(ctx, names)
+	if err != nil {
+		return tasks.Plan{}, err
+	}
+	args, p := &taskv1.PackageRemoveStep{Files: files, Purge: purge}, tasks.Plan{}
+	for _, pkg := range list {
+		if !pkg.Ours {
+			continue
+		}
+		args.Packages = append(args.Packages, &taskv1.PackagePin{Name: pkg.Name, Version: pkg.Version, Architecture: pkg.Architecture})
+		p.Differences = append(p.Differences, tasks.Difference{Subject: "package " + pkg.Name, Have: DescribePackage(pkg), Want: "not installed"})
+	}
+	if len(args.GetPackages()) == 0 {
+		return tasks.Plan{}, nil
+	}
+	slices.SortFunc(args.GetPackages(), func(a, b *taskv1.PackagePin) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	p.Steps = []tasks.Step{RemovePackages(args)}
+	return p, nil
+}
