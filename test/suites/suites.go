@@ -53,6 +53,10 @@ var required = []suite{
 		packages: []string{"./test/testbed/..."}, timeout: 15 * time.Minute, parallel: 1,
 	},
 	{
+		name: "canary", about: "a secret planted in each place of a real node is found there",
+		packages: []string{"./test/canary"}, timeout: 5 * time.Minute,
+	},
+	{
 		name: "e2e/system_command", about: "a command on a real node, run once, whatever happens to the agent",
 		packages: []string{"./test/e2e/system_command"}, timeout: 10 * time.Minute,
 	},
