@@ -16,7 +16,7 @@ import (
 )
 
 // atLeast is the number of tests below which the binary has lost some.
-const atLeast = 35
+const atLeast = 60
 
 func TestOnNode(t *testing.T) {
 	testbedtest.NeedRoot(t)
