@@ -80,6 +80,10 @@ var rules = []rule{
 		reason: "only the state and store packages know how data lies on disk",
 	},
 	{
+		from: "", except: []string{"agent/internal/gpu/nvml", "test/fakenvml"}, deny: []string{"github.com/NVIDIA/*"},
+		reason: "a call that the driver lacks ends the process, and one that hangs pins it: only the child for GPUs links NVML",
+	},
+	{
 		from: "", except: []string{"test"}, deny: []string{"test/*"},
 		reason: "product code never depends on tests",
 	},

@@ -25,6 +25,10 @@ var required = []suite{
 		packages: []string{"./test/harness/..."}, race: true, timeout: 10 * time.Minute,
 	},
 	{
+		name: "fakenvml", about: "the stand-in for the driver's library, through go-nvml: values, events, faults, MIG, older drivers",
+		packages: []string{"./test/fakenvml/..."}, timeout: 3 * time.Minute,
+	},
+	{
 		name: "leak", about: "10,000 tasks on one agent leave no goroutine, descriptor or disk behind",
 		packages: []string{"./test/leak"}, timeout: 10 * time.Minute,
 	},
