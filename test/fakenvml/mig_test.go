@@ -184,3 +184,36 @@ func TestKilledClientsLeaveWholeInstances(t *testing.T) {
 	c.want("init", 0, nil, nvml.SUCCESS)
 	c.want("capacity", 0, []uint32{19}, nvml.SUCCESS, int64(7-len(taken)))
 }
+
+// TestProcessesRaceForSlices lets four processes ask for the same places at
+// once: each place is given once.
+func TestProcessesRaceForSlices(t *testing.T) {
+	n := newNode(t, "A100-40")
+	must(t, n.Set(t.Context(), 0, "mig_current=1", "mig_pending=1"))
+	var clients []*client
+	for range 4 {
+		c := startClient(t, n)
+		c.want("init", 0, nil, nvml.SUCCESS)
+		clients = append(clients, c)
+	}
+	given := make(chan int, len(clients))
+	for _, c := range clients {
+		go func() {
+			mine := 0
+			for start := range uint32(7) {
+				if r, err := c.try("create-gi", 0, 19, start, 1); err == nil && r.Ret == 0 {
+					mine++
+				}
+			}
+			given <- mine
+		}()
+	}
+	total := 0
+	for range clients {
+		total += <-given
+	}
+	if total != 7 {
+		t.Errorf("four processes were given %d slices of 7", total)
+	}
+	clients[0].want("capacity", 0, []uint32{19}, nvml.SUCCESS, 0)
+}
