@@ -32,7 +32,7 @@ func TestValuesAreTheNodes(t *testing.T) {
 	if got := c.ask("uuid", 0).Text; got != s.GPUs[0].UUID || !strings.HasPrefix(got, "GPU-") {
 		t.Errorf("UUID %q, the state says %q", got, s.GPUs[0].UUID)
 	}
-	if err := n.Set(t.Context(), 0, "temperature=1", "tempreature=1"); err == nil {
+	if err := n.Set(t.Context(), 0, "temperature=1", "no_such_key=1"); err == nil {
 		t.Error("a key that does not exist was set")
 	}
 	c.want("temperature", 0, nil, nvml.SUCCESS, 34)
@@ -111,7 +111,10 @@ func TestACallThatHangsKeepsNoOneElse(t *testing.T) {
 	a.want("init", 0, nil, nvml.SUCCESS)
 	must(t, a.in.Encode(question{Op: "temperature"}))
 	b.want("init", 0, nil, nvml.SUCCESS)
-	for { // until the first call has met its fault
+	for asked := 0; ; asked++ { // until the first call has met its fault
+		if asked == 5000 {
+			t.Fatal("the call that is to hang never began")
+		}
 		s, err := n.State(t.Context())
 		must(t, err)
 		if s.Calls["nvmlDeviceGetTemperature"] == 1 {

@@ -25,7 +25,7 @@ func TestNvidiaSMI(t *testing.T) {
 	if got := smi(0, "--query-gpu=index,temperature.gpu", "--format=csv,noheader"); got != "0, 77\n1, 34\n" {
 		t.Errorf("query: %q", got)
 	}
-	smi(2, "--query-gpu=tempreature.gpu", "--format=csv")
+	smi(2, "--query-gpu=no_such_key.gpu", "--format=csv")
 	c := startClient(t, n)
 	c.want("init", 0, nil, nvml.SUCCESS)
 	c.want("set-mig", 0, []uint32{1}, nvml.SUCCESS, int64(nvml.ERROR_RESET_REQUIRED))
