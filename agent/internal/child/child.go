@@ -1,6 +1,6 @@
-// Package child runs short programs that may hang: the agent's own probes, and
-// readers of the system's state. Each has a process group of its own, a
-// deadline and a cap on its output. One that does not end is killed and not
+// Package child runs programs that may hang: the agent's own probes, readers of
+// the system's state, and the one that asks the GPU driver. Each has a process group of its own and a
+// cap on its output; short ones have a deadline. One that does not end is killed and not
 // waited for: a process that the kernel holds may stay for ever.
 package child
 
@@ -35,6 +35,14 @@ func (e *SignalError) Error() string { return e.State }
 type Config struct {
 	// Logger is told when a child is abandoned.
 	Logger *slog.Logger
+	// Kill ends the process group of a program that Start started; optional,
+	// SIGKILL. With another a process can stand in for one that the kernel holds.
+	Kill func(pid int) error
+}
+
+// environment is that of every child, whatever the agent's own is.
+func environment() []string {
+	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 }
 
 // Spec is a program to run.
@@ -162,7 +170,7 @@ func (r *Runner) start(s Spec, mine *slot) (*process, error) {
 	p.stdout.limit, p.stderr.limit = s.MaxOutput, s.MaxOutput
 	p.cmd = &exec.Cmd{
 		Path: s.Argv[0], Args: s.Argv, Dir: "/",
-		Env:         []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"},
+		Env:         environment(),
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
 	}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
