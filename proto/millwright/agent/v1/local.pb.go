@@ -7,6 +7,7 @@
 package agentv1
 
 import (
+	v11 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 	v1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -904,11 +905,103 @@ func (x *ResetClockResponse) GetNow() *timestamppb.Timestamp {
 	return nil
 }
 
+// ListGpusRequest asks for the GPUs.
+type ListGpusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGpusRequest) Reset() {
+	*x = ListGpusRequest{}
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGpusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGpusRequest) ProtoMessage() {}
+
+func (x *ListGpusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGpusRequest.ProtoReflect.Descriptor instead.
+func (*ListGpusRequest) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{12}
+}
+
+// ListGpusResponse is the GPUs.
+type ListGpusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether they can be asked.
+	Status *v11.DriverStatus `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
+	// What they said; unset while they cannot be asked.
+	Inventory     *v11.Inventory `protobuf:"bytes,2,opt,name=inventory,proto3" json:"inventory,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGpusResponse) Reset() {
+	*x = ListGpusResponse{}
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGpusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGpusResponse) ProtoMessage() {}
+
+func (x *ListGpusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_agent_v1_local_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGpusResponse.ProtoReflect.Descriptor instead.
+func (*ListGpusResponse) Descriptor() ([]byte, []int) {
+	return file_millwright_agent_v1_local_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ListGpusResponse) GetStatus() *v11.DriverStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
+}
+
+func (x *ListGpusResponse) GetInventory() *v11.Inventory {
+	if x != nil {
+		return x.Inventory
+	}
+	return nil
+}
+
 var File_millwright_agent_v1_local_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\n" +
-	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a millwright/agent/v1/export.proto\x1a!millwright/agent/v1/journal.proto\x1a!millwright/agent/v1/session.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a millwright/task/v1/resolve.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
+	"\x1fmillwright/agent/v1/local.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a millwright/agent/v1/export.proto\x1a!millwright/agent/v1/journal.proto\x1a!millwright/agent/v1/session.proto\x1a\x1dmillwright/gpu/v1/child.proto\x1a!millwright/gpu/v1/inventory.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a millwright/task/v1/resolve.proto\x1a\x1dmillwright/task/v1/task.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\x96\a\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
@@ -974,14 +1067,19 @@ const file_millwright_agent_v1_local_proto_rawDesc = "" +
 	"\x11ResetClockRequest\"v\n" +
 	"\x12ResetClockResponse\x122\n" +
 	"\x06before\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x06before\x12,\n" +
-	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now2\xf7\x03\n" +
+	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"\x11\n" +
+	"\x0fListGpusRequest\"\x87\x01\n" +
+	"\x10ListGpusResponse\x127\n" +
+	"\x06status\x18\x01 \x01(\v2\x1f.millwright.gpu.v1.DriverStatusR\x06status\x12:\n" +
+	"\tinventory\x18\x02 \x01(\v2\x1c.millwright.gpu.v1.InventoryR\tinventory2\xd0\x04\n" +
 	"\fLocalService\x12Z\n" +
 	"\tGetStatus\x12%.millwright.agent.v1.GetStatusRequest\x1a&.millwright.agent.v1.GetStatusResponse\x12`\n" +
 	"\vListJournal\x12'.millwright.agent.v1.ListJournalRequest\x1a(.millwright.agent.v1.ListJournalResponse\x12`\n" +
 	"\vResolveTask\x12'.millwright.agent.v1.ResolveTaskRequest\x1a(.millwright.agent.v1.ResolveTaskResponse\x12h\n" +
 	"\rExportJournal\x12).millwright.agent.v1.ExportJournalRequest\x1a*.millwright.agent.v1.ExportJournalResponse0\x01\x12]\n" +
 	"\n" +
-	"ResetClock\x12&.millwright.agent.v1.ResetClockRequest\x1a'.millwright.agent.v1.ResetClockResponseB@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
+	"ResetClock\x12&.millwright.agent.v1.ResetClockRequest\x1a'.millwright.agent.v1.ResetClockResponse\x12W\n" +
+	"\bListGpus\x12$.millwright.agent.v1.ListGpusRequest\x1a%.millwright.agent.v1.ListGpusResponseB@Z>github.com/gpuaas/millwright/proto/millwright/agent/v1;agentv1b\x06proto3"
 
 var (
 	file_millwright_agent_v1_local_proto_rawDescOnce sync.Once
@@ -995,7 +1093,7 @@ func file_millwright_agent_v1_local_proto_rawDescGZIP() []byte {
 	return file_millwright_agent_v1_local_proto_rawDescData
 }
 
-var file_millwright_agent_v1_local_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_millwright_agent_v1_local_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_millwright_agent_v1_local_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),      // 0: millwright.agent.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),     // 1: millwright.agent.v1.GetStatusResponse
@@ -1009,56 +1107,64 @@ var file_millwright_agent_v1_local_proto_goTypes = []any{
 	(*ClockStatus)(nil),           // 9: millwright.agent.v1.ClockStatus
 	(*ResetClockRequest)(nil),     // 10: millwright.agent.v1.ResetClockRequest
 	(*ResetClockResponse)(nil),    // 11: millwright.agent.v1.ResetClockResponse
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(*v1.Condition)(nil),          // 13: millwright.task.v1.Condition
-	(*IntentRecord)(nil),          // 14: millwright.agent.v1.IntentRecord
-	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
-	(*SafeMode)(nil),              // 16: millwright.agent.v1.SafeMode
-	(*TaskRecord)(nil),            // 17: millwright.agent.v1.TaskRecord
-	(*v1.PlannedStep)(nil),        // 18: millwright.task.v1.PlannedStep
-	(*v1.StepOutcome)(nil),        // 19: millwright.task.v1.StepOutcome
-	(v1.ResolveAs)(0),             // 20: millwright.task.v1.ResolveAs
-	(v1.TaskState)(0),             // 21: millwright.task.v1.TaskState
-	(*ExportJournalRequest)(nil),  // 22: millwright.agent.v1.ExportJournalRequest
-	(*ExportJournalResponse)(nil), // 23: millwright.agent.v1.ExportJournalResponse
+	(*ListGpusRequest)(nil),       // 12: millwright.agent.v1.ListGpusRequest
+	(*ListGpusResponse)(nil),      // 13: millwright.agent.v1.ListGpusResponse
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*v1.Condition)(nil),          // 15: millwright.task.v1.Condition
+	(*IntentRecord)(nil),          // 16: millwright.agent.v1.IntentRecord
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
+	(*SafeMode)(nil),              // 18: millwright.agent.v1.SafeMode
+	(*TaskRecord)(nil),            // 19: millwright.agent.v1.TaskRecord
+	(*v1.PlannedStep)(nil),        // 20: millwright.task.v1.PlannedStep
+	(*v1.StepOutcome)(nil),        // 21: millwright.task.v1.StepOutcome
+	(v1.ResolveAs)(0),             // 22: millwright.task.v1.ResolveAs
+	(v1.TaskState)(0),             // 23: millwright.task.v1.TaskState
+	(*v11.DriverStatus)(nil),      // 24: millwright.gpu.v1.DriverStatus
+	(*v11.Inventory)(nil),         // 25: millwright.gpu.v1.Inventory
+	(*ExportJournalRequest)(nil),  // 26: millwright.agent.v1.ExportJournalRequest
+	(*ExportJournalResponse)(nil), // 27: millwright.agent.v1.ExportJournalResponse
 }
 var file_millwright_agent_v1_local_proto_depIdxs = []int32{
-	12, // 0: millwright.agent.v1.GetStatusResponse.svid_not_after:type_name -> google.protobuf.Timestamp
-	12, // 1: millwright.agent.v1.GetStatusResponse.floor:type_name -> google.protobuf.Timestamp
-	13, // 2: millwright.agent.v1.GetStatusResponse.conditions:type_name -> millwright.task.v1.Condition
-	14, // 3: millwright.agent.v1.GetStatusResponse.intents:type_name -> millwright.agent.v1.IntentRecord
-	15, // 4: millwright.agent.v1.GetStatusResponse.clock_offset:type_name -> google.protobuf.Duration
-	16, // 5: millwright.agent.v1.GetStatusResponse.safe_mode:type_name -> millwright.agent.v1.SafeMode
+	14, // 0: millwright.agent.v1.GetStatusResponse.svid_not_after:type_name -> google.protobuf.Timestamp
+	14, // 1: millwright.agent.v1.GetStatusResponse.floor:type_name -> google.protobuf.Timestamp
+	15, // 2: millwright.agent.v1.GetStatusResponse.conditions:type_name -> millwright.task.v1.Condition
+	16, // 3: millwright.agent.v1.GetStatusResponse.intents:type_name -> millwright.agent.v1.IntentRecord
+	17, // 4: millwright.agent.v1.GetStatusResponse.clock_offset:type_name -> google.protobuf.Duration
+	18, // 5: millwright.agent.v1.GetStatusResponse.safe_mode:type_name -> millwright.agent.v1.SafeMode
 	9,  // 6: millwright.agent.v1.GetStatusResponse.clock:type_name -> millwright.agent.v1.ClockStatus
 	2,  // 7: millwright.agent.v1.GetStatusResponse.locks:type_name -> millwright.agent.v1.LockClaim
-	12, // 8: millwright.agent.v1.LockClaim.since:type_name -> google.protobuf.Timestamp
+	14, // 8: millwright.agent.v1.LockClaim.since:type_name -> google.protobuf.Timestamp
 	5,  // 9: millwright.agent.v1.ListJournalResponse.tasks:type_name -> millwright.agent.v1.JournalTask
-	17, // 10: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
+	19, // 10: millwright.agent.v1.JournalTask.record:type_name -> millwright.agent.v1.TaskRecord
 	6,  // 11: millwright.agent.v1.JournalTask.steps:type_name -> millwright.agent.v1.JournalStep
-	18, // 12: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
-	19, // 13: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
-	20, // 14: millwright.agent.v1.ResolveTaskRequest.as:type_name -> millwright.task.v1.ResolveAs
-	21, // 15: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
-	12, // 16: millwright.agent.v1.ClockStatus.wall_time:type_name -> google.protobuf.Timestamp
-	12, // 17: millwright.agent.v1.ClockStatus.high_water:type_name -> google.protobuf.Timestamp
-	12, // 18: millwright.agent.v1.ClockStatus.sure_time:type_name -> google.protobuf.Timestamp
-	12, // 19: millwright.agent.v1.ResetClockResponse.before:type_name -> google.protobuf.Timestamp
-	12, // 20: millwright.agent.v1.ResetClockResponse.now:type_name -> google.protobuf.Timestamp
-	0,  // 21: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
-	3,  // 22: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
-	7,  // 23: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
-	22, // 24: millwright.agent.v1.LocalService.ExportJournal:input_type -> millwright.agent.v1.ExportJournalRequest
-	10, // 25: millwright.agent.v1.LocalService.ResetClock:input_type -> millwright.agent.v1.ResetClockRequest
-	1,  // 26: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
-	4,  // 27: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
-	8,  // 28: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
-	23, // 29: millwright.agent.v1.LocalService.ExportJournal:output_type -> millwright.agent.v1.ExportJournalResponse
-	11, // 30: millwright.agent.v1.LocalService.ResetClock:output_type -> millwright.agent.v1.ResetClockResponse
-	26, // [26:31] is the sub-list for method output_type
-	21, // [21:26] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	20, // 12: millwright.agent.v1.JournalStep.planned:type_name -> millwright.task.v1.PlannedStep
+	21, // 13: millwright.agent.v1.JournalStep.outcome:type_name -> millwright.task.v1.StepOutcome
+	22, // 14: millwright.agent.v1.ResolveTaskRequest.as:type_name -> millwright.task.v1.ResolveAs
+	23, // 15: millwright.agent.v1.ResolveTaskResponse.state:type_name -> millwright.task.v1.TaskState
+	14, // 16: millwright.agent.v1.ClockStatus.wall_time:type_name -> google.protobuf.Timestamp
+	14, // 17: millwright.agent.v1.ClockStatus.high_water:type_name -> google.protobuf.Timestamp
+	14, // 18: millwright.agent.v1.ClockStatus.sure_time:type_name -> google.protobuf.Timestamp
+	14, // 19: millwright.agent.v1.ResetClockResponse.before:type_name -> google.protobuf.Timestamp
+	14, // 20: millwright.agent.v1.ResetClockResponse.now:type_name -> google.protobuf.Timestamp
+	24, // 21: millwright.agent.v1.ListGpusResponse.status:type_name -> millwright.gpu.v1.DriverStatus
+	25, // 22: millwright.agent.v1.ListGpusResponse.inventory:type_name -> millwright.gpu.v1.Inventory
+	0,  // 23: millwright.agent.v1.LocalService.GetStatus:input_type -> millwright.agent.v1.GetStatusRequest
+	3,  // 24: millwright.agent.v1.LocalService.ListJournal:input_type -> millwright.agent.v1.ListJournalRequest
+	7,  // 25: millwright.agent.v1.LocalService.ResolveTask:input_type -> millwright.agent.v1.ResolveTaskRequest
+	26, // 26: millwright.agent.v1.LocalService.ExportJournal:input_type -> millwright.agent.v1.ExportJournalRequest
+	10, // 27: millwright.agent.v1.LocalService.ResetClock:input_type -> millwright.agent.v1.ResetClockRequest
+	12, // 28: millwright.agent.v1.LocalService.ListGpus:input_type -> millwright.agent.v1.ListGpusRequest
+	1,  // 29: millwright.agent.v1.LocalService.GetStatus:output_type -> millwright.agent.v1.GetStatusResponse
+	4,  // 30: millwright.agent.v1.LocalService.ListJournal:output_type -> millwright.agent.v1.ListJournalResponse
+	8,  // 31: millwright.agent.v1.LocalService.ResolveTask:output_type -> millwright.agent.v1.ResolveTaskResponse
+	27, // 32: millwright.agent.v1.LocalService.ExportJournal:output_type -> millwright.agent.v1.ExportJournalResponse
+	11, // 33: millwright.agent.v1.LocalService.ResetClock:output_type -> millwright.agent.v1.ResetClockResponse
+	13, // 34: millwright.agent.v1.LocalService.ListGpus:output_type -> millwright.agent.v1.ListGpusResponse
+	29, // [29:35] is the sub-list for method output_type
+	23, // [23:29] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_local_proto_init() }
@@ -1075,7 +1181,7 @@ func file_millwright_agent_v1_local_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_agent_v1_local_proto_rawDesc), len(file_millwright_agent_v1_local_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

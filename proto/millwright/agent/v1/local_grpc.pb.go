@@ -24,6 +24,7 @@ const (
 	LocalService_ResolveTask_FullMethodName   = "/millwright.agent.v1.LocalService/ResolveTask"
 	LocalService_ExportJournal_FullMethodName = "/millwright.agent.v1.LocalService/ExportJournal"
 	LocalService_ResetClock_FullMethodName    = "/millwright.agent.v1.LocalService/ResetClock"
+	LocalService_ListGpus_FullMethodName      = "/millwright.agent.v1.LocalService/ListGpus"
 )
 
 // LocalServiceClient is the client API for LocalService service.
@@ -44,6 +45,8 @@ type LocalServiceClient interface {
 	// ResetClock makes the wall clock the high water, and the floor. Only root
 	// may.
 	ResetClock(ctx context.Context, in *ResetClockRequest, opts ...grpc.CallOption) (*ResetClockResponse, error)
+	// ListGpus returns the node's GPUs, or why they cannot be asked.
+	ListGpus(ctx context.Context, in *ListGpusRequest, opts ...grpc.CallOption) (*ListGpusResponse, error)
 }
 
 type localServiceClient struct {
@@ -113,6 +116,16 @@ func (c *localServiceClient) ResetClock(ctx context.Context, in *ResetClockReque
 	return out, nil
 }
 
+func (c *localServiceClient) ListGpus(ctx context.Context, in *ListGpusRequest, opts ...grpc.CallOption) (*ListGpusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListGpusResponse)
+	err := c.cc.Invoke(ctx, LocalService_ListGpus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // LocalServiceServer is the server API for LocalService service.
 // All implementations must embed UnimplementedLocalServiceServer
 // for forward compatibility.
@@ -131,6 +144,8 @@ type LocalServiceServer interface {
 	// ResetClock makes the wall clock the high water, and the floor. Only root
 	// may.
 	ResetClock(context.Context, *ResetClockRequest) (*ResetClockResponse, error)
+	// ListGpus returns the node's GPUs, or why they cannot be asked.
+	ListGpus(context.Context, *ListGpusRequest) (*ListGpusResponse, error)
 	mustEmbedUnimplementedLocalServiceServer()
 }
 
@@ -155,6 +170,9 @@ func (UnimplementedLocalServiceServer) ExportJournal(*ExportJournalRequest, grpc
 }
 func (UnimplementedLocalServiceServer) ResetClock(context.Context, *ResetClockRequest) (*ResetClockResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResetClock not implemented")
+}
+func (UnimplementedLocalServiceServer) ListGpus(context.Context, *ListGpusRequest) (*ListGpusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListGpus not implemented")
 }
 func (UnimplementedLocalServiceServer) mustEmbedUnimplementedLocalServiceServer() {}
 func (UnimplementedLocalServiceServer) testEmbeddedByValue()                      {}
@@ -260,6 +278,24 @@ func _LocalService_ResetClock_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LocalService_ListGpus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListGpusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LocalServiceServer).ListGpus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LocalService_ListGpus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LocalServiceServer).ListGpus(ctx, req.(*ListGpusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // LocalService_ServiceDesc is the grpc.ServiceDesc for LocalService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -282,6 +318,10 @@ var LocalService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResetClock",
 			Handler:    _LocalService_ResetClock_Handler,
+		},
+		{
+			MethodName: "ListGpus",
+			Handler:    _LocalService_ListGpus_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
