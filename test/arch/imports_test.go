@@ -69,7 +69,19 @@ var rules = []rule{
 	},
 	{
 		from: "agent", except: []string{"agent/internal/child", "agent/internal/shim"}, deny: []string{"os/exec"},
-		reason: "only the shim and the probe children run processes",
+		reason: "only the shim and the children run processes",
+	},
+	{
+		from: "", except: []string{"agent/internal/gpu/nvml"}, deny: []string{"github.com/NVIDIA/go-nvml*"},
+		reason: "a function that the driver's library lacks ends the process: one package looks before it calls",
+	},
+	{
+		from: "", except: []string{"agent/internal/gpu/nvml", "agent/cmd/millwright-gpu"}, deny: []string{"agent/internal/gpu/nvml"},
+		reason: "a call into the GPU driver may never return: millwright-gpu alone makes one, and the agent goes on without it",
+	},
+	{
+		from: "agent/internal/gpu/serve", deny: []string{"agent/internal/child", "agent/internal/gpu"},
+		reason: "millwright-gpu answers; what follows from an answer, or from none, is decided in the agent",
 	},
 	{
 		from: "controlplane", except: []string{"controlplane/internal/store/look"}, deny: []string{"os/exec", "plugin"},
@@ -145,6 +157,32 @@ func TestServerLinksNoHost(t *testing.T) {
 			if imp == bad || strings.HasPrefix(imp, bad+"/") {
 				t.Errorf("the server links %s: it runs no tasks", imp)
 			}
+		}
+	}
+}
+
+// TestAgentLinksNoNVML looks at all that the agent links, with cgo at hand.
+func TestAgentLinksNoNVML(t *testing.T) {
+	links := map[string]string{}
+	for _, program := range []string{"millwrightd", "millwright-gpu"} {
+		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "./agent/cmd/"+program)
+		cmd.Dir = root()
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("list what %s links: %v", program, err)
+		}
+		links[program] = string(out)
+	}
+	if strings.Contains(links["millwrightd"], "go-nvml") || strings.Contains(links["millwrightd"], "agent/internal/gpu/nvml") {
+		t.Error("the agent links NVML: a missing symbol would end it in the middle of a task")
+	}
+	if !strings.Contains(links["millwright-gpu"], "github.com/NVIDIA/go-nvml") {
+		t.Error("millwright-gpu does not link NVML, so this test sees nothing")
+	}
+	for _, heavy := range []string{"google.golang.org/grpc\n", "go.etcd.io/bbolt"} {
+		if strings.Contains(links["millwright-gpu"], heavy) {
+			t.Errorf("millwright-gpu links %s: it is to be small", strings.TrimSpace(heavy))
 		}
 	}
 }
