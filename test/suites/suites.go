@@ -13,6 +13,10 @@ var required = []suite{
 		packages: []string{"./...", "-test"}, timeout: 15 * time.Minute,
 	},
 	{
+		name: "gpu", about: "millwright-gpu, the real program, hangs, crashes and lacks symbols; the agent says so and goes on",
+		packages: []string{"./agent/internal/gpu/..."}, timeout: 5 * time.Minute, // a C compiler's time when nothing is cached
+	},
+	{
 		name: "formats", about: "fixtures of every format, of every release, read back",
 		packages: []string{"./test/formats/..."}, timeout: 5 * time.Minute,
 	},

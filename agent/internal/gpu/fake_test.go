@@ -33,7 +33,22 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(withDir(m))
+}
+
+// built names the directory of what the tests build.
+const built = "MILLWRIGHT_GPU_BUILT"
+
+func withDir(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "millwright-gpu")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Setenv(built, dir); err != nil {
+		panic(err)
+	}
+	return m.Run()
 }
 
 // standIn is a driver whose faults are named in a file, so that they can go.
