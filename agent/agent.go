@@ -18,8 +18,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/enrol"
+	"github.com/gpuaas/millwright/agent/internal/gpu"
 	"github.com/gpuaas/millwright/agent/internal/local"
 )
 
@@ -28,6 +30,7 @@ type Agent struct {
 	cfg  Config
 	log  *slog.Logger
 	time *clock.HighWater
+	gpu  *gpu.Supervisor
 
 	mu      sync.Mutex
 	node    *node // what works now; nil while nothing does; guarded by mu
@@ -38,7 +41,12 @@ type Agent struct {
 // New returns an agent that does nothing until Run.
 func New(cfg Config) *Agent {
 	cfg = cfg.withDefaults()
-	return &Agent{cfg: cfg, log: cfg.Logger, time: clock.NewHighWater(cfg.Clock, cfg.Synchronised), problem: errors.New("the agent is starting")}
+	log := cfg.Logger.With("component", "gpu")
+	asks := gpu.New(gpu.Config{
+		Mode: cfg.GPUMode, Program: cfg.GPUProgram, Library: cfg.GPULibrary, Pause: cfg.GPUPeriod,
+		Runner: child.New(child.Config{Logger: log}), Logger: log, Clock: cfg.Clock,
+	})
+	return &Agent{cfg: cfg, log: cfg.Logger, gpu: asks, time: clock.NewHighWater(cfg.Clock, cfg.Synchronised), problem: errors.New("the agent is starting")}
 }
 
 // Run serves the node until ctx ends, and returns nil then. Commands that run
@@ -58,6 +66,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}).Run(ctx)
 	})
 	g.Go(func() error { a.serve(ctx); return nil })
+	g.Go(func() error { return a.gpu.Run(ctx) })
 	g.Go(func() error { a.watchdog(ctx); return nil })
 	g.Go(func() error {
 		<-ctx.Done()

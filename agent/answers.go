@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/millwright/agent/internal/gate"
+	"github.com/gpuaas/millwright/agent/internal/gpu"
 	"github.com/gpuaas/millwright/agent/internal/local"
 	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
@@ -43,6 +44,18 @@ func (a *answers) Status(context.Context) (*agentv1.GetStatusResponse, error) {
 		st.ConnectionError = problem.Error()
 	}
 	return st, nil
+}
+
+// GPUs returns the node's GPUs, or why they cannot be asked. It needs neither an
+// identity nor a journal.
+func (a *answers) GPUs(ctx context.Context) (*agentv1.ListGpusResponse, error) {
+	inv, err := a.gpu.Inventory(ctx)
+	r := &agentv1.ListGpusResponse{Status: a.gpu.Status(), Inventory: inv}
+	if se := (*gpu.StateError)(nil); errors.As(err, &se) {
+		r.Status = se.Status
+		return r, nil
+	}
+	return r, err
 }
 
 // whole tells what a node knows that has joined, whether or not it has a journal.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/agent/internal/gpu"
 	"github.com/gpuaas/millwright/agent/internal/session"
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -67,6 +68,15 @@ type Config struct {
 	// ScrubAfter is how long after its start the agent looks at all of its journal
 	// for the first time; optional, a minute.
 	ScrubAfter time.Duration
+	// GPUMode is whether the GPUs are asked; optional, off.
+	GPUMode gpu.Mode
+	// GPUProgram is the absolute path of millwright-gpu; unset with GPUMode off.
+	GPUProgram string
+	// GPULibrary is the NVML library; optional, the system's.
+	GPULibrary string
+	// GPUPeriod is how often the GPUs are looked at, and the longest pause after
+	// which a driver that could not be asked is asked again; optional, 10 s.
+	GPUPeriod time.Duration
 	// Clock tells the time; optional, the machine's.
 	Clock clock.Clock
 	// Synchronised says whether the kernel knows its clock to be right; optional,
@@ -106,6 +116,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.ScrubAfter == 0 {
 		c.ScrubAfter = time.Minute
+	}
+	if c.GPUMode == "" {
+		c.GPUMode = gpu.Off
 	}
 	if c.Notify == nil {
 		c.Notify = func(string) {}

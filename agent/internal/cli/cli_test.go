@@ -15,12 +15,14 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/journal"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/millwright/agent/internal/cli"
 	"github.com/gpuaas/millwright/agent/internal/local"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
@@ -171,6 +173,8 @@ func TestCommands(t *testing.T) {
 		{"resolve nothing", []string{"task", "resolve", "--as", "accept", "--reason", "x", "--config", config}, 2, "", "an argument is missing; usage: millwrightd task resolve TASK"},
 		{"resolve missing", []string{"task", "resolve", "missing", "--as", "accept", "--reason", "x", "--config", config}, 5, "", "not found"},
 		{"resolve running", []string{"task", "resolve", "running", "--as", "accept", "--reason", "x", "--config", config}, 6, "", "the task cannot be settled so"},
+		{"GPUs", []string{"gpu", "list", "--config", config}, 0,
+			"*0    GPU-1  NVIDIA H100  unknown  unknown: gpu lost  on 3g.40gb,1g.10gb\ndriver 580.95.05, CUDA unknown; 0 GPUs on the PCI bus\n", ""},
 		{"join without bundle", []string{"join", "--config", config}, 1, "", "join.json"},
 		{"shim without directory", []string{"shim"}, 2, "", "usage: millwrightd shim"},
 		{"probe without arguments", []string{"probe"}, 1, "", "usage: probe"},
@@ -260,6 +264,17 @@ func TestJournald(t *testing.T) {
 	if _, ok := fields["MILLWRIGHT_TASK_ID"]; ok {
 		t.Errorf("fields of another logger = %v", fields)
 	}
+}
+
+// GPUs answers with one GPU whose memory is not known.
+func (node) GPUs(context.Context) (*agentv1.ListGpusResponse, error) {
+	return &agentv1.ListGpusResponse{Inventory: &gpuv1.Inventory{
+		DriverVersion: proto.String("580.95.05"), Gpus: []*gpuv1.Gpu{{
+			Index: 0, Uuid: proto.String("GPU-1"), Model: proto.String("NVIDIA H100"), MigEnabled: proto.Bool(true), MigPending: proto.Bool(true),
+			GpuInstances: []*gpuv1.GpuInstance{{Profile: proto.String("3g.40gb")}, {Profile: proto.String("1g.10gb")}},
+			Unknown:      []*gpuv1.Unknown{{Field: "memory_bytes", Reason: gpuv1.UnknownReason_UNKNOWN_REASON_GPU_LOST}},
+		}},
+	}}, nil
 }
 
 func (node) ResetClock(context.Context) (before, now time.Time, err error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/millwright/agent"
 	"github.com/gpuaas/millwright/agent/internal/configfile"
 	"github.com/gpuaas/millwright/agent/internal/enrol"
+	"github.com/gpuaas/millwright/agent/internal/gpu"
 	"github.com/gpuaas/millwright/tasks/all"
 )
 
@@ -57,6 +58,7 @@ func (a *app) run(ctx context.Context, cfg configfile.Config) error {
 		Server: cfg.Server, SocketGroup: cfg.SocketGroup, Labels: cfg.Labels,
 		OutputBytesPerSecond: cfg.OutputBytesPerSecond, OutputRetention: cfg.OutputRetention,
 		RebootsMost: cfg.RebootsMost, RebootsWithin: cfg.RebootsWithin,
+		GPUMode: gpu.Mode(cfg.GPU.Mode), GPUProgram: cfg.GPU.Program, GPULibrary: cfg.GPU.Library, GPUPeriod: cfg.GPU.Period,
 		Watchdog: watchdog,
 		Notify: func(state string) {
 			if _, err := daemon.SdNotify(false, state); err != nil {

@@ -54,6 +54,22 @@ type Config struct {
 	// RebootsMost is how many reboots tasks may ask for within RebootsWithin.
 	RebootsMost   int
 	RebootsWithin time.Duration
+	// GPU is how the GPUs are asked.
+	GPU GPU
+}
+
+// GPU is the section gpu.
+type GPU struct {
+	// Mode is auto, on or off.
+	Mode string
+	// Program is millwright-gpu.
+	Program string
+	// Library is the NVML library; empty: the system's.
+	Library string
+	// Period is how often what changes by the second is read.
+	Period time.Duration
+	// SlowPeriod is how often the rest is.
+	SlowPeriod time.Duration
 }
 
 // file is the format.
@@ -75,6 +91,13 @@ type file struct {
 		Most   int    `yaml:"most"`
 		Within string `yaml:"within"`
 	} `yaml:"reboots"`
+	GPU struct {
+		Mode       string `yaml:"mode"`
+		Program    string `yaml:"program"`
+		Library    string `yaml:"library"`
+		Period     string `yaml:"period"`
+		SlowPeriod string `yaml:"slow_period"`
+	} `yaml:"gpu"`
 }
 
 // defaults is the file that says nothing.
@@ -86,6 +109,8 @@ func defaults() file {
 	f.Output.BytesPerSecond = 256 << 10
 	f.Output.Retention = "168h"
 	f.Reboots.Most, f.Reboots.Within = 3, "24h"
+	f.GPU.Mode, f.GPU.Program = "auto", "/usr/libexec/millwright/millwright-gpu"
+	f.GPU.Period, f.GPU.SlowPeriod = "10s", "1m"
 	return f
 }
 
@@ -190,7 +215,10 @@ func (f *file) config() (Config, error) {
 	if err != nil || within < time.Minute || within > 30*24*time.Hour {
 		bad("reboots.within: %q: want a duration of 1m to 720h, for example 24h", f.Reboots.Within)
 	}
+	gpu, wrong := f.gpu()
+	errs = append(errs, wrong...)
 	return Config{
+		GPU:         gpu,
 		RebootsMost: f.Reboots.Most, RebootsWithin: within,
 		Server: f.Server, StateDir: f.StateDir, RunDir: f.RunDir, PolicyFile: f.PolicyFile, JoinFile: f.JoinFile,
 		SocketGroup: f.SocketGroup, Labels: f.Labels, LogLevel: level,

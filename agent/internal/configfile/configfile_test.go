@@ -23,6 +23,7 @@ func TestDefaults(t *testing.T) {
 		StateDir: "/var/lib/millwright", RunDir: "/run/millwright", PolicyFile: "/etc/millwright/policy.yaml",
 		JoinFile: "/etc/millwright/join.json", LogLevel: slog.LevelInfo,
 		OutputBytesPerSecond: 262144, OutputRetention: 7 * 24 * time.Hour, RebootsMost: 3, RebootsWithin: 24 * time.Hour,
+		GPU: configfile.GPU{Mode: "auto", Program: "/usr/libexec/millwright/millwright-gpu", Period: 10 * time.Second, SlowPeriod: time.Minute},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
@@ -46,6 +47,12 @@ output:
 reboots:
   most: 0
   within: 1h
+gpu:
+  mode: "on"
+  program: /g
+  library: /l.so
+  period: 5s
+  slow_period: 2m
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -54,6 +61,7 @@ reboots:
 		Server: "[fd00::1]:7443", StateDir: "/s", RunDir: "/r", PolicyFile: "/p", JoinFile: "/j", SocketGroup: "ops",
 		Labels: map[string]string{"pool": "a 1", "gpu/model": "h100"}, LogLevel: slog.LevelDebug,
 		OutputBytesPerSecond: 65536, OutputRetention: 24 * time.Hour, RebootsMost: 0, RebootsWithin: time.Hour,
+		GPU: configfile.GPU{Mode: "on", Program: "/g", Library: "/l.so", Period: 5 * time.Second, SlowPeriod: 2 * time.Minute},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
@@ -79,6 +87,8 @@ func TestProblems(t *testing.T) {
 		{"two documents", "version: 1\n---\nversion: 1\n", []string{"more than one document"}},
 		{"all at once", "version: 1\nserver: x\nstate_dir: a/b\nrun_dir: /a/../b\nlog_level: loud\nlabels: {A: b, c: \"\\x01\"}\noutput: {bytes_per_second: 1, retention: soon}\n",
 			[]string{`server: "x"`, `state_dir: "a/b"`, `run_dir: "/a/../b"`, `log_level: "loud"`, `key "A"`, "of c", "bytes_per_second: 1:", `retention: "soon"`}},
+		{"the GPUs", "version: 1\ngpu: {mode: maybe, program: x, library: y, period: 3ms, slow_period: 1ms}\n",
+			[]string{`gpu.mode: "maybe"`, `gpu.program: "x"`, `gpu.library: "y"`, `gpu.period: "3ms"`, `gpu.slow_period: "1ms"`}},
 		{"not yaml", "version: [1\n", []string{"yaml"}},
 		{"large", "version: 1\n#" + strings.Repeat("x", 1<<20), []string{"more than 1048576 bytes"}},
 	} {

@@ -53,6 +53,8 @@ type Node interface {
 	// Export gives all that the journal holds to emit, whose error it returns
 	// as it is. It wraps ErrNotFound while there is no journal.
 	Export(ctx context.Context, emit func(*agentv1.JournalLine) error) error
+	// GPUs returns the node's GPUs, or why they cannot be asked.
+	GPUs(ctx context.Context) (*agentv1.ListGpusResponse, error)
 	// ResetClock takes the caller's word that the wall clock is right now. It
 	// returns the high water before, and the wall clock.
 	ResetClock(ctx context.Context) (before, now time.Time, err error)
@@ -196,7 +198,7 @@ func (s *Server) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 		return nil, status.Error(codes.Unauthenticated, "the caller's credentials are not known")
 	}
 	switch info.FullMethod {
-	case agentv1.LocalService_GetStatus_FullMethodName, agentv1.LocalService_ListJournal_FullMethodName:
+	case agentv1.LocalService_GetStatus_FullMethodName, agentv1.LocalService_ListJournal_FullMethodName, agentv1.LocalService_ListGpus_FullMethodName:
 	default:
 		if who.UID != 0 {
 			return nil, status.Errorf(codes.PermissionDenied, "only root may do this; you are uid %d", who.UID)

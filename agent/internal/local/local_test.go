@@ -241,6 +241,9 @@ func TestOnlyRootResolves(t *testing.T) {
 	if _, err := c.GetStatus(ctx, &agentv1.GetStatusRequest{}); err != nil {
 		t.Errorf("GetStatus() of a member = %v, want nil", err)
 	}
+	if _, err := c.ListGpus(ctx, &agentv1.ListGpusRequest{}); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "it went away") {
+		t.Errorf("ListGpus() of a member = %v, want Unavailable", err)
+	}
 	_, err := c.ResolveTask(ctx, &agentv1.ResolveTaskRequest{TaskId: "t1", As: taskv1.ResolveAs_RESOLVE_AS_ACCEPT, Reason: "x"})
 	if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "65534") {
 		t.Errorf("ResolveTask() of a member = %v, want PermissionDenied that names the uid", err)
@@ -325,6 +328,10 @@ func TestExport(t *testing.T) {
 	if status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unavailable {
 		t.Errorf("ExportJournal() by another user = %v, want PermissionDenied", err)
 	}
+}
+
+func (*node) GPUs(context.Context) (*agentv1.ListGpusResponse, error) {
+	return nil, errors.New("it went away")
 }
 
 func (*node) ResetClock(context.Context) (before, now time.Time, err error) {

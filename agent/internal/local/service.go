@@ -29,6 +29,15 @@ func (s *Server) GetStatus(ctx context.Context, _ *agentv1.GetStatusRequest) (*a
 	return st, nil
 }
 
+// ListGpus implements agentv1.LocalServiceServer.
+func (s *Server) ListGpus(ctx context.Context, _ *agentv1.ListGpusRequest) (*agentv1.ListGpusResponse, error) {
+	r, err := s.cfg.Node.GPUs(ctx)
+	if err != nil {
+		return nil, status.Errorf(codes.Unavailable, "read GPUs: %v", err)
+	}
+	return r, nil
+}
+
 // ListJournal implements agentv1.LocalServiceServer. Envelopes and proofs are
 // left out.
 func (s *Server) ListJournal(ctx context.Context, r *agentv1.ListJournalRequest) (*agentv1.ListJournalResponse, error) {
