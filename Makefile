@@ -8,13 +8,28 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.0.
 TOOLS := bin/tools
 export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 
-.PHONY: help build test check crash mutants soak proto lint vuln demo demo-up demo-down bench clean
+.PHONY: help build gpu-child gpu-check test check crash mutants soak proto lint vuln demo demo-up demo-down bench clean
 
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build the programs into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=auto -tags '$(GOTAGS)' -o bin/ ./agent/cmd/... ./controlplane/cmd/... ./test/testbed/cmd/...
+
+# NVML's header marks functions as old that old drivers have alone.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+
+# millwright-gpu is the one program with C in it. It must bind the driver's
+# functions late: no driver has all of them.
+GPU_CHILD := bin$(addprefix /,$(GOTAGS))/millwright-gpu
+
+gpu-child: ## build millwright-gpu into bin/; installs gcc if it is missing
+	@command -v gcc >/dev/null || { echo 'installing gcc, for millwright-gpu'; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q gcc libc6-dev; }
+	@mkdir -p $(dir $(GPU_CHILD))
+	CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=auto -tags '$(GOTAGS)' -ldflags '-extldflags=-Wl,-z,lazy' -o $(GPU_CHILD) ./agent/cmd/millwright-gpu
+
+gpu-check: gpu-child ## on a machine with NVIDIA GPUs: every value against nvidia-smi; it only reads
+	$(GO) run ./test/gpucheck -program $(CURDIR)/bin/millwright-gpu
 
 # Tools are pinned in a module of their own, so that the product's stays small.
 $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc $(TOOLS)/nfpm $(TOOLS)/golangci-lint $(TOOLS)/govulncheck: packaging/tools/go.mod packaging/tools/go.sum

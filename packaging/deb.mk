@@ -10,7 +10,7 @@ DEB_BIN := bin$(addprefix /,$(GOTAGS))
 DEB_DIST := dist$(addprefix /,$(GOTAGS))
 export DEB_VERSION DEB_ARCH DEB_BIN
 
-deb: $(TOOLS)/nfpm ## build the Debian packages into dist/
+deb: $(TOOLS)/nfpm gpu-child ## build the Debian packages into dist/
 	@mkdir -p $(DEB_DIST)
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=auto -tags '$(GOTAGS)' -o $(DEB_BIN)/ ./agent/cmd/millwrightd ./controlplane/cmd/millwright-server ./controlplane/cmd/millctl
 	$(TOOLS)/nfpm package --packager deb --config packaging/nfpm/agent.yaml --target $(DEB_DIST)/millwright-agent.deb
