@@ -10,10 +10,9 @@ import (
 	"testing"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
+	"github.com/gpuaas/millwright/agent/internal/gpu/gputest"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 )
 
@@ -72,7 +71,7 @@ func TestBare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole(t, inv)
+	gputest.Whole(t, inv)
 	if len(inv.GetMissingFunctions()) < 40 || len(inv.GetGpus()) != 2 || inv.GetGpus()[1].GetUuid() != "GPU-2" || inv.GetGpus()[1].GetPciBusId() != "0000:c6:00.0" {
 		t.Errorf("inventory %v", inv)
 	}
@@ -94,47 +93,10 @@ func TestBare(t *testing.T) {
 			t.Errorf("%v: %d calls of a library that has 3 of the functions", tier, got)
 		}
 		if tier == gpuv1.Tier_TIER_SLOW {
-			whole(t, s)
+			gputest.Whole(t, s)
 		}
 	}
 	if ev, err := l.Wait(1); err != nil || len(ev) != 0 {
 		t.Errorf("events %v, %v", ev, err)
-	}
-}
-
-// whole fails unless each optional field is either set or named as unknown, and
-// what is named is a field.
-func whole(t *testing.T, m proto.Message) {
-	t.Helper()
-	r := m.ProtoReflect()
-	unknown := map[string]bool{}
-	if f := r.Descriptor().Fields().ByName("unknown"); f != nil {
-		for i := range r.Get(f).List().Len() {
-			u := r.Get(f).List().Get(i).Message().Interface().(*gpuv1.Unknown)
-			unknown[u.GetField()] = true
-			if r.Descriptor().Fields().ByName(protoreflect.Name(u.GetField())) == nil {
-				t.Errorf("%s has no field %s", r.Descriptor().Name(), u.GetField())
-			}
-			if u.GetReason() == gpuv1.UnknownReason_UNKNOWN_REASON_UNSPECIFIED {
-				t.Errorf("%s.%s is unknown for no reason", r.Descriptor().Name(), u.GetField())
-			}
-		}
-	}
-	fields := r.Descriptor().Fields()
-	for i := range fields.Len() {
-		f := fields.Get(i)
-		if f.HasOptionalKeyword() && r.Has(f) == unknown[string(f.Name())] {
-			t.Errorf("%s.%s: set %v, named as unknown %v", r.Descriptor().Name(), f.Name(), r.Has(f), unknown[string(f.Name())])
-		}
-		if f.Message() == nil || f.Name() == "unknown" || f.Message().FullName().Parent() != "millwright.gpu.v1" {
-			continue
-		}
-		if f.IsList() {
-			for j := range r.Get(f).List().Len() {
-				whole(t, r.Get(f).List().Get(j).Message().Interface())
-			}
-		} else if r.Has(f) {
-			whole(t, r.Get(f).Message().Interface())
-		}
 	}
 }
