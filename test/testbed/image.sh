@@ -6,6 +6,8 @@ systemctl mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer \
 	e2scrub_all.timer e2scrub_reap.service fstrim.timer
 # Only the storage node serves a volume.
 systemctl disable glusterd.service glustereventsd.service
+# Only the controller node runs Slurm's controller, and nodes join it by a task.
+systemctl disable munge.service slurmctld.service slurmd.service
 
 # The node's first process. nspawn mounts the controllers of version 1 read only,
 # and systemd looks once, at its start, which ones it may use.
