@@ -34,7 +34,7 @@ var (
 	// ErrNoUnit is returned for a unit that systemd does not know.
 	ErrNoUnit = errors.New("no such unit")
 	// ErrNotOurs is wrapped by the error of a change to a container that Millwright
-	// did not make: nothing was changed.
+	// did not make, or to a drain of somebody else: nothing was changed.
 	ErrNotOurs = errors.New("not made by Millwright")
 	// ErrJob is wrapped by the error of a unit that did not reach the state that
 	// was asked for. The message has the unit's Result and last log lines.
@@ -247,6 +247,7 @@ type Reader interface {
 	ContainerReader
 	SecretReader
 	PackageReader
+	SlurmReader
 	Facts
 	Network
 }
@@ -262,6 +263,7 @@ type Capacity struct {
 // the caller gets an error that wraps context.DeadlineExceeded.
 type Prober interface {
 	Reader
+	SlurmProber
 	// ProbeWrite makes a file below dir, writes and syncs it, reads it back and
 	// removes it.
 	ProbeWrite(ctx context.Context, dir string) error
@@ -435,6 +437,7 @@ type Host interface {
 	SecretWriter
 	Unmounter
 	PackageController
+	SlurmChanger
 	Commander
 	Rebooter
 }

@@ -56,6 +56,10 @@ type Spec struct {
 	Key string
 	// MaxOutput is the most that is kept of each stream; unset: 64 KiB.
 	MaxOutput int
+	// Environment is what it has besides PATH and LC_ALL, as KEY=VALUE.
+	Environment []string
+	// Input is its standard input; unset: none.
+	Input []byte
 }
 
 // Result is what a program did that ended by itself.
@@ -170,10 +174,13 @@ func (r *Runner) start(s Spec, mine *slot) (*process, error) {
 	p.stdout.limit, p.stderr.limit = s.MaxOutput, s.MaxOutput
 	p.cmd = &exec.Cmd{
 		Path: s.Argv[0], Args: s.Argv, Dir: "/",
-		Env:         environment(),
+		Env:         append(environment(), s.Environment...),
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
 	}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	if len(s.Input) > 0 {
+		p.cmd.Stdin = bytes.NewReader(s.Input)
+	}
 	p.cmd.WaitDelay = time.Second // for a grandchild that keeps the pipe
 	if err := p.cmd.Start(); err != nil {
 		return nil, err

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
 	"github.com/gpuaas/millwright/agent/internal/host/packages"
 	"github.com/gpuaas/millwright/agent/internal/host/secrets"
+	"github.com/gpuaas/millwright/agent/internal/host/slurm"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
 	"github.com/gpuaas/millwright/agent/internal/shim"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -87,7 +88,8 @@ func New(cfg Config) *Node {
 				Dir: filepath.Join(cfg.StateDir, "packages"), Children: children, Units: sd,
 				Clock: cfg.Clock, Logger: cfg.Logger, LockWait: cfg.PackageLockWait,
 			}),
-			probe: prober{children: children, executable: cfg.Executable, timeout: cfg.ProbeTimeout},
+			Client: slurm.New(slurm.Config{Children: children, Find: findProgram, Clock: cfg.Clock}),
+			probe:  prober{children: children, executable: cfg.Executable, timeout: cfg.ProbeTimeout},
 		},
 	}
 }

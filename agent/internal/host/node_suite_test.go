@@ -30,6 +30,7 @@ func TestHostSuite(t *testing.T) {
 		Image:   image,
 
 		Packages: suitePackages(t),
+		Slurm:    slurm,
 	})
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
 	"github.com/gpuaas/millwright/agent/internal/host/packages"
 	"github.com/gpuaas/millwright/agent/internal/host/secrets"
+	"github.com/gpuaas/millwright/agent/internal/host/slurm"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
 	"github.com/gpuaas/millwright/agent/internal/shim"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -32,6 +33,7 @@ type surface struct {
 	*containerd.Runtime
 	network
 	*packages.Apt
+	*slurm.Client
 	files   *files.Files
 	secrets *secrets.Store
 	probe   prober
@@ -152,7 +154,11 @@ func (*surface) BootID(ctx context.Context) (string, error) {
 }
 
 // FindProgram implements host.Facts.
-func (s *surface) FindProgram(ctx context.Context, name string) (string, error) {
+func (*surface) FindProgram(ctx context.Context, name string) (string, error) {
+	return findProgram(ctx, name)
+}
+
+func findProgram(ctx context.Context, name string) (string, error) {
 	if name != filepath.Base(name) || name == "." || name == ".." {
 		return "", fmt.Errorf("find program %q: want a name without a directory: %w", name, fs.ErrInvalid)
 	}

@@ -38,6 +38,9 @@ type Env struct {
 	Image func(t testing.TB) (archive, digest string)
 	// Packages is what there is to install.
 	Packages Packages
+	// Slurm makes the machine an idle node that stands in the slurm.conf of a
+	// controller, and takes it away when the test ends.
+	Slurm func(t testing.TB) host.SlurmRef
 }
 
 // Run puts a node to the suite. It leaves the node as it found it.
@@ -64,6 +67,7 @@ func Run(t *testing.T, env Env) {
 	t.Run("package sources", e.packageSources)
 	t.Run("packages", e.packages)
 	t.Run("package file", e.packageFile)
+	t.Run("slurm", e.slurm)
 }
 
 type suite struct {

@@ -22,7 +22,7 @@ func do(t testing.TB, n *fakehost.Node, script string) {
 func TestConformance(t *testing.T) {
 	n := fakehost.New()
 	exit7, sleep := hosttest.Argv()
-	do(t, n, "program /bin/sh\nprogram /bin/true\nprogram /bin/false\nprogram /bin/sleep\ndir /srv/test-dir")
+	do(t, n, "program /bin/sh\nprogram /bin/true\nprogram /bin/false\nprogram /bin/sleep\ndir /srv/test-dir\ndir /etc/munge\ndir /usr/lib/systemd/system")
 	do(t, n, "result exit=1 /bin/false\nresult exit=7 "+strings.Join(exit7, " ")+"\nresult block "+strings.Join(sleep, " "))
 	digest := "sha256:" + strings.Repeat("a", 64)
 	do(t, n, "archive /opt/image.tar "+digest+"\nends exit=3 /program exit 3")
@@ -40,10 +40,27 @@ func TestConformance(t *testing.T) {
 		Started:  func(_ testing.TB, argv []string, _ string) int { return n.Runs(argv...) },
 		Image:    func(testing.TB) (string, string) { return "/opt/image.tar", digest },
 		Packages: hosttest.Packages{Local: "/opt/local.deb"},
+		Slurm:    func(t testing.TB) host.SlurmRef { return slurmOn(t, n) },
 	})
 	if got := n.Dump(); !strings.HasPrefix(got, was) || strings.Contains(strings.TrimPrefix(got, was), "file") {
 		t.Errorf("the suite left\n%s\nof\n%s", got, was)
 	}
+}
+
+// slurmOn makes the node one of a cluster.
+func slurmOn(t testing.TB, n *fakehost.Node) host.SlurmRef {
+	t.Helper()
+	was := []string{"/usr/sbin/munged", "/usr/sbin/slurmd", "/usr/lib/systemd/system/munge.service", "/etc/munge/munge.key"}
+	do(t, n, "slurm controller ctl:6817 22.05.8\nslurm static node1 IDLE\nprogram /usr/sbin/munged\nprogram /usr/sbin/slurmd\n"+
+		`file /usr/lib/systemd/system/munge.service 0644 "[Service]\nExecStart=/usr/sbin/munged\n"`+"\nfile /etc/munge/munge.key 0600 key\n")
+	h := n.Hosts(nil).ForStep("slurm", 0)
+	if err := h.StartUnit(t.Context(), "munge.service"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		do(t, n, "slurm gone\nremove "+strings.Join(was, "\nremove "))
+	})
+	return host.SlurmRef{Servers: []string{"ctl"}}
 }
 
 // TestReboot checks what a reboot does to files, mounts and commands.

@@ -1,6 +1,7 @@
 // Package fakehost is a node in memory. It has files, mounts, a systemd that
 // understands mount units and simple services, commands that are counted, a
-// container runtime and a package database.
+// container runtime, a package database, and a Slurm cluster that it can be a
+// node of.
 // It passes the suite of package hosttest, as the real node does, and can be
 // made to fail or to stop before and after each call.
 //
@@ -57,6 +58,9 @@ type Node struct {
 	runs      map[string]int // how often a command was started
 	base      map[string]entry
 
+	slurm        cluster
+	slurmDevices []string // that the cluster's configuration names
+
 	images        map[string]bool // by digest
 	containers    map[string]*container
 	containerRuns int
@@ -94,6 +98,7 @@ func New() *Node {
 		loaded: map[string]unit{}, unnoticed: map[string]bool{}, failed: map[string]string{}, services: map[string]bool{},
 		secrets: map[string]string{}, kept: map[keptKey]keptFile{},
 		results: map[string]Result{}, commands: map[commandKey]*command{}, runs: map[string]int{},
+		slurm:  newCluster(),
 		images: map[string]bool{}, containers: map[string]*container{}, endings: map[string]ending{},
 		packages: newPackages(),
 	}
@@ -142,6 +147,7 @@ func (n *Node) Reboot() {
 		return !slices.Contains(keep, dev)
 	})
 	clear(n.unnoticed)
+	n.stopSlurm(slurmdUnit)
 	n.uses, n.loaded, n.failed, n.services = nil, map[string]unit{}, map[string]string{}, map[string]bool{}
 	n.mountBase()
 	for _, c := range n.containers {

@@ -38,6 +38,10 @@ import (
 //	deb PATH NAME VERSION [NEED|!NAME...]: one in a file
 //	package NAME VERSION [held] [config-files] [NEED...]: one that is installed
 //	nodpkg                          dpkglock
+//	slurm controller SERVER VERSION  slurm key CONTENT          slurm down|up|gone
+//	slurm node|static NAME STATES [GRES [REASON]]               slurm skew DURATION
+//	slurm job NODE ID USER STATE     slurm nojob NODE           slurm slurmd VERSION
+//	slurm nojobs REASON: none is run slurm device PATH: one that must be there
 //
 // Empty lines and those that begin with # are left out.
 func (n *Node) Do(script string) error {
@@ -98,6 +102,8 @@ func arity(verb string) (least, most int) {
 		return 2, 2
 	case "file", "mount", "busy", "edit", "owner":
 		return 3, 3
+	case "slurm":
+		return 1, 6
 	case "result", "archive", "ends", "offer", "deb", "package":
 		return 2, 256
 	default:
@@ -120,6 +126,8 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doContainer(verb, a)
 	case "offer", "deb", "package", "nodpkg", "dpkglock":
 		return n.doPackages(verb, a)
+	case "slurm":
+		return n.doSlurm(a[0], a[1:])
 	case "result":
 		return n.doResult(a[0], strings.Join(a[1:], " "))
 	case "inhibit":
@@ -318,6 +326,7 @@ func (n *Node) Dump() string {
 	}
 	lines = append(lines, n.dumpContainers()...)
 	lines = append(lines, n.dumpPackages()...)
+	lines = append(lines, n.dumpSlurm()...)
 	return strings.Join(append(lines, ""), "\n")
 }
 

@@ -171,11 +171,15 @@ func (n *Node) startService(name string, u unit) error {
 	if r := n.results[argv]; err != nil || r.ExitCode != 0 {
 		return fmt.Errorf("unit %s: result exit-code: %w", name, host.ErrJob)
 	}
-	n.services[name] = u.last("Service.RemainAfterExit") == "yes"
+	if err := n.startSlurm(name); err != nil {
+		return err
+	}
+	n.services[name] = u.last("Service.RemainAfterExit") == "yes" || name == mungeUnit || name == slurmdUnit
 	return nil
 }
 
 func (n *Node) stop(name string) error {
+	n.stopSlurm(name)
 	delete(n.failed, name)
 	delete(n.services, name)
 	for n.noticed(name) && n.mounted(name) {
