@@ -33,6 +33,30 @@ const (
 	// ReasonOtherPackages is a change of packages that would have reached others
 	// than those planned.
 	ReasonOtherPackages = "OTHER_PACKAGES"
+	// ReasonMungeDown is a munged that does not run or makes no credentials.
+	ReasonMungeDown = "MUNGE_DOWN"
+	// ReasonMungeKeyMode is a munge key that others than its owner can read.
+	ReasonMungeKeyMode = "MUNGE_KEY_MODE"
+	// ReasonMungeKeyRefused is a controller that does not trust the node.
+	ReasonMungeKeyRefused = "MUNGE_KEY_REFUSED"
+	// ReasonClockOff is a clock that makes credentials expired or too early.
+	ReasonClockOff = "CLOCK_OFF"
+	// ReasonSlurmControllerDown is a controller of Slurm that does not answer.
+	ReasonSlurmControllerDown = "SLURM_CONTROLLER_DOWN"
+	// ReasonSlurmVersion is a slurmd that is newer than its controller.
+	ReasonSlurmVersion = "SLURM_VERSION"
+	// ReasonSlurmDevice is a device that slurmd waits for in vain.
+	ReasonSlurmDevice = "SLURM_DEVICE_MISSING"
+	// ReasonSlurmGres is a node whose resources are not those that the controller has.
+	ReasonSlurmGres = "SLURM_GRES"
+	// ReasonSlurmSkipped is a slurmd that systemd did not start, by a condition.
+	ReasonSlurmSkipped = "SLURM_SKIPPED"
+	// ReasonSlurmNotRegistered is a node that the controller does not have in time.
+	ReasonSlurmNotRegistered = "SLURM_NOT_REGISTERED"
+	// ReasonSlurmForeignDrain is a node that somebody else has drained.
+	ReasonSlurmForeignDrain = "SLURM_FOREIGN_DRAIN"
+	// ReasonSlurmJobs is a node whose jobs did not end in time.
+	ReasonSlurmJobs = "SLURM_JOBS"
 )
 
 // ReasonError is an error of a step with a code of its own. The executor finds

@@ -5,6 +5,7 @@ import (
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/container"
 	"github.com/gpuaas/millwright/tasks/secret"
+	"github.com/gpuaas/millwright/tasks/slurm"
 	"github.com/gpuaas/millwright/tasks/step"
 	"github.com/gpuaas/millwright/tasks/storage"
 	"github.com/gpuaas/millwright/tasks/system"
@@ -19,6 +20,11 @@ func Registry() *tasks.Registry {
 	tasks.Add(r, container.StopInfo(), container.Stop{})
 	tasks.Add(r, secret.PlaceInfo(), secret.Place{})
 	tasks.Add(r, secret.RemoveInfo(), secret.Remove{})
+	tasks.Add(r, slurm.DrainInfo(), slurm.Drain{})
+	tasks.Add(r, slurm.JoinInfo(), slurm.Join{})
+	tasks.Add(r, slurm.LeaveInfo(), slurm.Leave{})
+	tasks.Add(r, slurm.ReconfigureInfo(), slurm.Reconfigure{})
+	tasks.Add(r, slurm.ResumeInfo(), slurm.Resume{})
 	tasks.Add(r, storage.MountInfo(), storage.Mount{})
 	tasks.Add(r, storage.UnmountInfo(), storage.Unmount{})
 	tasks.Add(r, system.CommandInfo(), system.Command{})

@@ -38,6 +38,10 @@ func Register(r *tasks.Registry) {
 	tasks.AddStep(r, tasks.StepInfo{
 		Type: "command.run", Revision: 1, Effect: taskv1.Effect_EFFECT_AT_MOST_ONCE,
 	}, RunCommand)
+	tasks.AddStep(r, idempotent("slurm.munge"), Munge)
+	tasks.AddStep(r, idempotent("slurm.stop"), StopSlurmd)
+	tasks.AddStep(r, idempotent("slurm.start"), StartSlurmd)
+	tasks.AddStep(r, idempotent("slurm.drain"), DrainSlurm)
 	tasks.AddStep(r, tasks.StepInfo{Type: "node.reboot", Revision: 1, Effect: taskv1.Effect_EFFECT_REBOOT}, Reboot)
 }
 

@@ -115,6 +115,7 @@ func (n *Node) mountBase() {
 	n.mounts = []host.Mount{
 		{ID: 1, Dev: rootDev, Root: "/", Target: "/", Options: []string{"rw", "relatime"}, FSType: "ext4", Source: "/dev/vda1", Super: []string{"rw"}},
 		{ID: 2, Parent: 1, Dev: runDev, Root: "/", Target: "/run", Options: []string{"rw", "nosuid"}, FSType: "tmpfs", Source: "tmpfs", Super: []string{"rw", "mode=755"}},
+		{ID: 3, Parent: 1, Dev: "0:26", Root: "/", Target: "/sys/fs/cgroup", Options: []string{"rw", "nosuid"}, FSType: "cgroup2", Source: "cgroup2", Super: []string{"rw"}},
 	}
 	n.entries[rootDev+"|/"] = entry{mode: fs.ModeDir | 0o755}
 	n.entries[rootDev+"|/run"] = entry{mode: fs.ModeDir | 0o755}

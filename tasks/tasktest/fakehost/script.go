@@ -15,6 +15,7 @@ import (
 // Do changes the node behind the agent's back: one change a line, words apart
 // by spaces, a word with spaces in Go's quotes. The changes are
 //
+//	device PATH
 //	dir PATH [MODE]                 file PATH MODE CONTENT      link PATH TARGET
 //	program PATH                    user NAME                   remove PATH
 //	volume SERVER:/NAME             lose SERVER:/NAME           nofs TYPE
@@ -41,6 +42,7 @@ import (
 //	slurm controller SERVER VERSION  slurm key CONTENT          slurm down|up|gone
 //	slurm node|static NAME STATES [GRES [REASON]]               slurm skew DURATION
 //	slurm job NODE ID USER STATE     slurm nojob NODE           slurm slurmd VERSION
+//	slurm forget NODE                slurm drain NODE REASON    slurm memory MIB
 //	slurm nojobs REASON: none is run slurm device PATH: one that must be there
 //
 // Empty lines and those that begin with # are left out.
@@ -94,7 +96,7 @@ func arity(verb string) (least, most int) {
 	switch verb {
 	case "reload", "inhibit", "nosecrets", "nodpkg", "dpkglock":
 		return 0, 0
-	case "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "fs", "lies", "absent", "stale", "enable", "disable", "foreign", "die":
+	case "device", "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "fs", "lies", "absent", "stale", "enable", "disable", "foreign", "die":
 		return 1, 1
 	case "dir":
 		return 1, 2
@@ -116,7 +118,7 @@ func (n *Node) do(verb string, a []string) error {
 		return fmt.Errorf("unknown verb %q, or not its number of words", verb)
 	}
 	switch verb {
-	case "dir", "file", "link", "program", "remove", "edit", "owner":
+	case "dir", "file", "link", "program", "device", "remove", "edit", "owner":
 		return n.doFile(verb, a)
 	case "mount", "bind", "umount", "remount", "show":
 		return n.doMount(verb, a)
@@ -174,6 +176,8 @@ func (n *Node) doFile(verb string, a []string) error {
 		return err
 	case "link":
 		n.entries[k] = entry{mode: fs.ModeSymlink | 0o777, target: a[1]}
+	case "device":
+		n.entries[k] = entry{mode: fs.ModeDevice | fs.ModeCharDevice | 0o666}
 	case "program":
 		n.entries[k] = entry{mode: 0o755, data: "ELF"}
 	case "remove":
@@ -309,7 +313,7 @@ func (n *Node) Dump() string {
 			lines = append(lines, line)
 		}
 	}
-	mounts := slices.Clone(n.mounts[2:])
+	mounts := slices.Clone(n.mounts[3:])
 	slices.SortStableFunc(mounts, func(a, b host.Mount) int { return strings.Compare(a.Target, b.Target) })
 	for _, m := range mounts {
 		lines = append(lines, fmt.Sprintf("mount %s %s %s[%s] %s %s", m.Target, m.FSType, m.Source, m.Root,

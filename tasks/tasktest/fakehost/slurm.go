@@ -2,6 +2,7 @@ package fakehost
 
 import (
 	"fmt"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -214,9 +215,15 @@ func (n *Node) startSlurm(unit string) error {
 	if n.ask("slurmd") != nil || s.tooNew() {
 		return nil // it goes on trying, and exits only later
 	}
+	if len(n.slurmDevices) > 0 { // slurmd shows the controller's configuration while it runs
+		n.mkdirAll(path.Dir(fakeGresConf))
+		n.entries[n.key(fakeGresConf)] = entry{mode: 0o644, data: "Name=gpu File=" + strings.Join(n.slurmDevices, "\nName=gpu File=") + "\n"}
+	}
 	n.register(options)
 	return nil
 }
+
+const fakeGresConf = "/run/slurm/conf/gres.conf"
 
 func (s *cluster) tooNew() bool { return s.slurmd.Version > s.version }
 
@@ -268,6 +275,11 @@ func (n *Node) missingDevice() bool {
 
 // stopSlurm is what happens when slurmd has stopped: the controller notices.
 func (n *Node) stopSlurm(unit string) {
+	if unit == slurmdUnit {
+		for _, p := range []string{fakeGresConf, "/run/slurm/conf", "/run/slurm"} {
+			delete(n.entries, n.key(p))
+		}
+	}
 	node, ok := n.slurm.nodes[slurmSelf]
 	if unit != slurmdUnit || !ok || !n.services[unit] {
 		return

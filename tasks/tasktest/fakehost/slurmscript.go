@@ -7,6 +7,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,6 +28,16 @@ func (n *Node) doSlurm(what string, a []string) error {
 			delete(n.entries, n.key(p))
 		}
 		*s = newCluster()
+	case what == "forget" && len(a) == 1:
+		delete(s.nodes, a[0])
+	case what == "drain" && len(a) == 2:
+		node := s.nodes[a[0]]
+		node.States, node.Reason = append(slices.Clone(node.States), "DRAIN"), a[1]
+		s.nodes[a[0]] = node
+	case what == "memory" && len(a) == 1:
+		m, err := strconv.ParseUint(a[0], 10, 63)
+		s.slurmd.RealMemoryMiB = m
+		return err
 	case what == "key" && len(a) == 1:
 		s.key = a[0]
 	case what == "down" && len(a) == 0:
