@@ -49,6 +49,9 @@ type Node struct {
 // Name returns the node's name, which is its host name too.
 func (n *Node) Name() string { return n.name }
 
+// IsFixture reports whether the node serves something to the others.
+func (n *Node) IsFixture() bool { return n.name == StorageNode || n.name == SlurmNode }
+
 // Addr returns the node's address.
 func (n *Node) Addr() netip.Addr { return n.addr }
 

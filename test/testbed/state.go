@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Testbed number k has the subnet 10.213.k.0/24: the machine is .1, storage is
-// .2, and n1 is .11.
+// Testbed number k has the subnet 10.213.k.0/24: the machine is .1, storage and
+// slurm are .2 and .3, and n1 is .11.
 const (
 	subnetCount   = 256
 	firstNodeAddr = 11
@@ -32,6 +32,7 @@ type state struct {
 	Number  int    `json:"number"`
 	Nodes   int    `json:"nodes"`
 	Storage bool   `json:"storage"`
+	Slurm   bool   `json:"slurm,omitempty"`
 	Image   string `json:"image"`
 	// StateMiB is the size of each node's own disk; 0 when they have none.
 	StateMiB int `json:"state_mib,omitempty"`
@@ -47,8 +48,8 @@ func (s state) bridgeAddr() netip.Addr {
 
 func (s state) nodeAddr(index int) netip.Addr {
 	host := byte(firstNodeAddr + index)
-	if index == s.Nodes {
-		host = 2
+	if index >= s.Nodes {
+		host = byte(2 + index - s.Nodes)
 	}
 	return netip.AddrFrom4([4]byte{10, 213, byte(s.Number), host})
 }
@@ -60,6 +61,9 @@ func (s state) nodeNames() []string {
 	}
 	if s.Storage {
 		names = append(names, StorageNode)
+	}
+	if s.Slurm {
+		names = append(names, SlurmNode)
 	}
 	return names
 }
@@ -125,7 +129,7 @@ func reserve(ctx context.Context, cfg Config, image string) (state, error) {
 	if err != nil {
 		return state{}, err
 	}
-	s := state{Name: cfg.Name, Nodes: cfg.Nodes, Storage: cfg.Storage, StateMiB: cfg.StateMiB, Image: image}
+	s := state{Name: cfg.Name, Nodes: cfg.Nodes, Storage: cfg.Storage, Slurm: cfg.Slurm, StateMiB: cfg.StateMiB, Image: image}
 	if _, up := used[cfg.Name]; up {
 		return state{}, fmt.Errorf("%w: %s; take it away with testbed down --name %s, or choose another name", ErrUp, cfg.Name, cfg.Name)
 	}

@@ -60,6 +60,8 @@ type Config struct {
 	Nodes int
 	// Storage adds the node StorageNode, which serves the volume Volume.
 	Storage bool
+	// Slurm adds the node SlurmNode, which runs the controller of a Slurm cluster.
+	Slurm bool
 	// StateMiB gives each node a disk of its own, an ext4 of so many MiB at
 	// StateDir; 0: it is on the node's root.
 	StateMiB int
@@ -82,8 +84,8 @@ func (c Config) validate() error {
 	if c.StateMiB != 0 && (c.StateMiB < 16 || c.StateMiB > 4096) {
 		errs = append(errs, fmt.Errorf("state size: %d MiB is not between 16 and 4096", c.StateMiB))
 	}
-	if c.Nodes == 0 && !c.Storage {
-		errs = append(errs, errors.New("nodes: 0 without storage would be an empty testbed; ask for at least one node"))
+	if c.Nodes == 0 && !c.Storage && !c.Slurm {
+		errs = append(errs, errors.New("nodes: 0 without storage and slurm would be an empty testbed; ask for at least one node"))
 	}
 	return errors.Join(errs...)
 }
@@ -188,8 +190,11 @@ func (t *Testbed) up(ctx context.Context) error {
 			if err := n.Start(ctx); err != nil {
 				return err
 			}
-			if n.name == StorageNode {
+			switch n.name {
+			case StorageNode:
 				return n.serveVolume(ctx)
+			case SlurmNode:
+				return n.serveSlurm(ctx)
 			}
 			return nil
 		})
@@ -231,7 +236,7 @@ func (t *Testbed) Dir() string { return filepath.Join(dataRoot, t.state.Name) }
 // HomeDir returns a folder for the operator's files, MILLWRIGHT_HOME.
 func (t *Testbed) HomeDir() string { return filepath.Join(t.Dir(), "home") }
 
-// Nodes returns all nodes, the storage node last.
+// Nodes returns all nodes, those that serve something last.
 func (t *Testbed) Nodes() []*Node { return t.nodes }
 
 // Node returns the node of that name.

@@ -21,6 +21,11 @@ const AllowAll = `version: 1
 rules:
   - allow: container.run
   - allow: container.stop
+  - allow: slurm.drain
+  - allow: slurm.join
+  - allow: slurm.leave
+  - allow: slurm.reconfigure
+  - allow: slurm.resume
   - allow: storage.mount
   - allow: storage.unmount
   - allow: system.reboot
@@ -35,6 +40,8 @@ type Config struct {
 	Nodes int
 	// Storage adds the storage node; it does not join.
 	Storage bool
+	// Slurm adds the node with Slurm's controller; it does not join.
+	Slurm bool
 	// Agent and Server are the variants of the programs.
 	Agent, Server string
 	// Policy is the nodes' policy; empty: AllowAll.
@@ -68,7 +75,7 @@ func Up(t testing.TB, cfg Config) *Cluster {
 	if cfg.Policy == "" {
 		cfg.Policy = AllowAll
 	}
-	bed := testbedtest.Up(t, testbed.Config{Nodes: cfg.Nodes, Storage: cfg.Storage, StateMiB: cfg.StateMiB})
+	bed := testbedtest.Up(t, testbed.Config{Nodes: cfg.Nodes, Storage: cfg.Storage, Slurm: cfg.Slurm, StateMiB: cfg.StateMiB})
 	c := &Cluster{t: t, end: &expectations{gone: map[string]string{}}, Cluster: cluster.New(bed, cluster.Config{
 		Root: root, Agent: cfg.Agent, Server: cfg.Server, Policy: cfg.Policy, Log: testbedtest.Log(t),
 		Tracer: cfg.Tracer, ServerDir: cfg.ServerDir,
@@ -77,7 +84,7 @@ func Up(t testing.TB, cfg Config) *Cluster {
 	c.ok(c.Found(t.Context()))
 	var group errgroup.Group
 	for _, n := range bed.Nodes() {
-		if n.Name() != testbed.StorageNode && !cfg.Apart {
+		if !n.IsFixture() && !cfg.Apart {
 			group.Go(func() error { return c.Join(t.Context(), n) })
 		}
 	}

@@ -87,6 +87,7 @@ func (c *command) up() *cobra.Command {
 	cmd.Flags().BoolVar(&cfg.Owned, "owned", false, "end the nodes when this process ends; of use only to what runs this in itself")
 	_ = cmd.Flags().MarkHidden("owned")
 	cmd.Flags().IntVar(&cfg.StateMiB, "state-size", 0, "give each node a disk of its own for "+testbed.StateDir+", of so many MiB")
+	cmd.Flags().BoolVar(&cfg.Slurm, "slurm", false, "add the node slurm, which runs the controller of a Slurm cluster")
 	cmd.Flags().BoolVar(&cfg.Storage, "storage", false, "add the node storage, which serves the GlusterFS volume v1")
 	return cmd
 }
@@ -170,7 +171,7 @@ func (c *command) env() *cobra.Command {
 			}
 			var nodes []string
 			for _, n := range t.Nodes() {
-				if n.Name() != testbed.StorageNode {
+				if !n.IsFixture() {
 					nodes = append(nodes, n.Name())
 				}
 			}
