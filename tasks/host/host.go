@@ -428,16 +428,21 @@ type Rebooter interface {
 	Reboot(ctx context.Context, reason string) error
 }
 
+// Controllers change what other programs of the node look after.
+type Controllers interface {
+	UnitController
+	Unmounter
+	ContainerController
+	PackageController
+	SlurmChanger
+}
+
 // Host changes a node.
 type Host interface {
 	Prober
 	FileWriter
-	UnitController
-	ContainerController
+	Controllers
 	SecretWriter
-	Unmounter
-	PackageController
-	SlurmChanger
 	Commander
 	Rebooter
 }

@@ -121,6 +121,10 @@ var required = []suite{
 		packages: []string{"./test/e2e/control"}, timeout: 10 * time.Minute,
 	},
 	{
+		name: "e2e/slurm", about: "nodes join the cluster of a real controller with one signature, run jobs, reboot, leave; each cause fails and is undone",
+		packages: []string{"./test/e2e/slurm"}, timeout: 15 * time.Minute,
+	},
+	{
 		name: "e2e/safe_mode", about: "a state that is locked: a session and no work; one that is damaged: set aside, held, never run again",
 		packages: []string{"./test/e2e/safe_mode"}, timeout: 10 * time.Minute,
 	},

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"strings"
+)
+
+// slurmSite makes the node a cluster's controller, under a configuration of its
+// own so that it can be a member too, and no member.
+const slurmSite = `systemctl disable --now slurmd 2>/dev/null; rm -f /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf; systemctl daemon-reload
+mkdir -p /etc/site /var/lib/slurm/slurmctld /var/log/slurm
+cat > /etc/site/slurm.conf <<EOF
+ClusterName=site
+SlurmctldHost=$(hostname)
+SlurmUser=slurm
+SlurmctldParameters=enable_configless
+MaxNodeCount=4
+TreeWidth=65533
+SelectType=select/cons_tres
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+StateSaveLocation=/var/lib/slurm/slurmctld
+SlurmdSpoolDir=/var/lib/slurm/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+NodeSet=mw Feature=mw
+PartitionName=all Nodes=mw Default=YES State=UP
+EOF
+chown -R slurm: /var/lib/slurm /var/log/slurm; systemctl enable --now munge
+systemctl is-active -q site-slurmctld || systemd-run --unit=site-slurmctld --property=Restart=on-failure slurmctld -D -f /etc/site/slurm.conf
+export SLURM_CONF=/etc/site/slurm.conf
+for i in $(seq 100); do scontrol ping | grep -q 'is UP' && break; sleep 0.1; done
+scontrol delete nodename=$(hostname) 2>/dev/null; true`
+
+// slurm are the kinds of Slurm.
+func slurm() []story {
+	facts := func(string) string {
+		return `export SLURM_CONF=/etc/site/slurm.conf
+echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | grep -c mw:) slurmd=$(systemctl is-active slurmd) enabled=$(systemctl is-enabled slurmd) \
+ files=$(ls /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf 2>/dev/null | wc -l) \
+ intent=$(millwrightd status | grep -c slurm:)`
+	}
+	prepare := func(string) string { return slurmSite }
+	member := func(features string) func(string) string {
+		return func(string) string {
+			return "controllers: [localhost]\ndynamic: {features: [" + features + "]}\n"
+		}
+	}
+	join := story{kind: "slurm.join", facts: facts, prepare: prepare, state: succeeded, spec: member("mw")}
+	joined := func(ctx context.Context, t *trial) error { return t.done(ctx, "slurm.join", join.spec(t.label)) }
+	broken := join
+	broken.variant, broken.state, broken.reason, broken.undo = "that fails", failed, "SLURM_CONTROLLER_DOWN", complete
+	broken.spec = func(l string) string { return strings.ReplaceAll(join.spec(l), "localhost", "localhost:7") }
+	after := func(kind, spec string) story {
+		return story{kind: kind, facts: facts, prepare: prepare, state: succeeded, setup: joined, spec: func(string) string { return spec }}
+	}
+	resume := after("slurm.resume", "{}")
+	resume.setup = func(ctx context.Context, t *trial) error {
+		if err := joined(ctx, t); err != nil {
+			return err
+		}
+		return t.done(ctx, "slurm.drain", "reason: a story\n")
+	}
+	other := "node:\n  " + strings.ReplaceAll(strings.TrimSpace(member("mw, fast")("")), "\n", "\n  ") + "\n"
+	return []story{join, broken, after("slurm.leave", "{}"), after("slurm.reconfigure", other), after("slurm.drain", "reason: a story\n"), resume}
+}
