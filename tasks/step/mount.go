@@ -105,11 +105,7 @@ var telling = []string{"nfs", "nfs4", "lustre", "wekafs", "ceph"}
 func (s setMount) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 	switch s.args.GetAction() {
 	case taskv1.UnitAction_UNIT_ACTION_START:
-		err := s.mount(ctx, h)
-		if s.args.GetAttempts() > 1 && errors.Is(err, host.ErrJob) {
-			err = tasks.Transient(err)
-		}
-		return nil, err
+		return nil, s.mountPatiently(ctx, h)
 	case taskv1.UnitAction_UNIT_ACTION_STOP:
 		how, err := s.unmount(ctx, h)
 		if err != nil {
@@ -119,6 +115,26 @@ func (s setMount) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 	default:
 		return nil, fmt.Errorf("%s: no such action on a mount", s.args.GetAction())
 	}
+}
+
+// mountPatiently mounts, and marks as passing what a server that comes later may
+// mend. Some clients mount first and look for their server then: what does not
+// answer is unmounted, for the next try.
+func (s setMount) mountPatiently(ctx context.Context, h host.Host) error {
+	err := s.mount(ctx, h)
+	if s.args.GetAttempts() <= 1 {
+		return err
+	}
+	if err == nil {
+		if _, err = h.ProbeCapacity(ctx, s.args.GetWhere()); err == nil {
+			return nil
+		}
+		return tasks.Transient(errors.Join(err, s.stopUnit(ctx, h)))
+	}
+	if errors.Is(err, host.ErrJob) {
+		err = tasks.Transient(err)
+	}
+	return err
 }
 
 func (s setMount) mount(ctx context.Context, h host.Host) error {
