@@ -298,6 +298,7 @@ type FileWriter interface {
 // RestartUnit reset a failed unit first, wait until the job has ended, and
 // return an error that wraps [ErrJob] when the unit did not get there.
 type UnitController interface {
+	Unmounter
 	// Reload makes systemd read its unit files again.
 	Reload(ctx context.Context) error
 	// StartUnit starts a unit.
