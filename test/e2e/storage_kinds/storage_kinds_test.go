@@ -102,6 +102,7 @@ func s3fs(t *testing.T, c *clustertest.Cluster) {
 // stopped stops the daemon: the check fails in time, and says that the mount
 // hangs; another task on the node runs meanwhile.
 func stopped(t *testing.T, c *clustertest.Cluster, node, target, spec string) {
+	succeed(t, c.Do("storage.mount", node, spec)) // a restore that goes on has ended
 	c.Sh(node, "pkill -STOP -x s3fs")
 	id := c.Start("storage.mount", node, spec)
 	succeed(t, c.Do("system.command", node, "argv: [/bin/true]"))
