@@ -42,6 +42,8 @@ func (a *Agent) opener(n *node, joined bool) opener {
 	if a.cfg.Hosts == nil { // other hosts have no millwrightd to run
 		runner := child.New(child.Config{Logger: a.log.With("component", "state")})
 		cfg.Inspect = state.InAnotherProcess(runner.Run, a.cfg.Executable)
+	} else {
+		cfg.Results = -1 // nor a disk of their own: their state is often in memory
 	}
 	return func(ctx context.Context) (*state.Store, error) { return state.Open(ctx, cfg) }
 }

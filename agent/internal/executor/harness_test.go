@@ -73,6 +73,7 @@ func openStore(t testing.TB, dir, boot string, clock *testClock) *state.Store {
 	s, err := state.Open(t.Context(), state.Config{
 		Dir: dir, Node: "gpu-001", Generation: 1, BootID: boot, Clock: clock,
 		Logger: discard(), JustJoined: true, JoinFloor: t0.Add(-time.Hour),
+		Results: -1, // it is in memory
 	})
 	if err != nil {
 		t.Fatalf("open state: %v", err)

@@ -352,7 +352,8 @@ func newNode(t *testing.T) *node {
 func (n *node) open() {
 	n.t.Helper()
 	s, err := state.Open(n.t.Context(), state.Config{
-		Dir: n.dir, Node: "gpu-001", Generation: 1, BootID: n.boot, Clock: n.clock,
+		Results: -1, // it is in memory
+		Dir:     n.dir, Node: "gpu-001", Generation: 1, BootID: n.boot, Clock: n.clock,
 		Logger: discard(), JustJoined: true, JoinFloor: t0.Add(-time.Hour),
 	})
 	if err != nil {
