@@ -107,11 +107,18 @@ func allowAll(n *harness.Node) {
 	_ = os.Rename(path+".good", path) // what follows needs it, and says so
 }
 
-func underWay(_ *testing.T, c *harness.Cluster, n *harness.Node) string {
+func underWay(t *testing.T, c *harness.Cluster, n *harness.Node) string {
 	n.Start()
 	n.Connected()
+	return begun(t, c, n)
+}
+
+// begun is a command whose process runs: a task says that it is running a moment
+// before.
+func begun(t *testing.T, c *harness.Cluster, n *harness.Node) string {
 	id := create(c, n, "block")
 	c.Reached(id, running)
+	await(t, "the command's process runs", func() bool { return n.Started() == 1 })
 	return id
 }
 
@@ -124,8 +131,7 @@ func ended(_ *testing.T, c *harness.Cluster, n *harness.Node) string {
 func lost(t *testing.T, c *harness.Cluster, n *harness.Node) string {
 	stop := n.Start()
 	n.Connected()
-	id := create(c, n, "block")
-	c.Reached(id, running)
+	id := begun(t, c, n)
 	stop()
 	if err := os.Remove(n.State("state.db")); err != nil {
 		t.Fatal(err)

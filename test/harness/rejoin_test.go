@@ -41,6 +41,7 @@ func TestRejoinOfAHostMadeAnew(t *testing.T) {
 	before := n.Connected()
 	under := c.Create(n, "system.command", &systemv1.CommandSpec{Argv: []string{"/usr/bin/work", "1"}}).GetId()
 	c.Reached(under, taskv1.TaskState_TASK_STATE_RUNNING)
+	await(t, "the command's process runs", func() bool { return n.Started() == 1 })
 	stop()
 	former := t.TempDir()
 	if err := os.CopyFS(former, os.DirFS(n.State(""))); err != nil {
