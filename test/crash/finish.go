@@ -30,7 +30,7 @@ for i in $(seq 500); do
   test $struck = yes && break
   late=$((late+1)); test $late -gt %[4]d && break; sleep 0.1
 done
-for i in $(seq 100); do u=$(systemctl list-units --all --no-legend --plain 'millwright-task-*'); test -z "$u" && break; sleep 0.05; done
+for i in $(seq 400); do u=$(systemctl list-units --all --no-legend --plain 'millwright-task-*'); test -z "$u" && break; sleep 0.05; done
 systemctl reset-failed 'broken-*' 2>/dev/null
 echo HIT $(test -n "$hit" && test -e $dir/hit-$hit && echo yes); echo LEFT $u $(systemctl --failed --no-legend --plain)
 echo JOURNAL $o; echo FACTS $(%[5]s)

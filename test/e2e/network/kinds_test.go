@@ -47,7 +47,7 @@ func cutInEveryKind(t *testing.T, c *clustertest.Cluster) {
 		{kind: "storage.unmount", state: succeeded, id: c.Start("storage.unmount", node, "target: /mnt/stop")},
 		{kind: "system.command", state: failed, reason: "COMMAND_EXIT", id: c.Start("system.command", node, gated("command"))},
 	}
-	_, digest := cluster.EmptyImage()
+	_, digest := cluster.EmptyImage("a test")
 	stories = append(stories, story{kind: "container.run", state: succeeded, id: c.Start("container.run", node, container("start", digest, "1s"))})
 	for _, file := range []string{"/run/begun-start", "/run/begun-stop", "/root/runs-command", "/run/begun-run"} {
 		awaitFile(c, node, file)
@@ -94,7 +94,7 @@ func cutInEveryKind(t *testing.T, c *clustertest.Cluster) {
 // prepare makes on the node what the tasks need, and returns a held task.
 func prepare(t *testing.T, c *clustertest.Cluster, node string) (lost string) {
 	t.Helper()
-	archive, digest := cluster.EmptyImage()
+	archive, digest := cluster.EmptyImage("a test")
 	if err := c.Machine(node).WriteFile(t.Context(), "/opt/image.tar", archive, 0o644); err != nil {
 		t.Fatal(err)
 	}
