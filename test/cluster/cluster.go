@@ -180,12 +180,19 @@ func (c *Cluster) Install(ctx context.Context, n *testbed.Node) error {
 
 // Enrol starts the agent on a node with a join bundle, and waits until it is
 // connected.
-func (c *Cluster) Enrol(ctx context.Context, n *testbed.Node) error {
+func (c *Cluster) Enrol(ctx context.Context, n *testbed.Node) error { return c.enrol(ctx, n) }
+
+// Rejoin is Enrol for a node whose name has joined before.
+func (c *Cluster) Rejoin(ctx context.Context, n *testbed.Node) error {
+	return c.enrol(ctx, n, "--rejoin")
+}
+
+func (c *Cluster) enrol(ctx context.Context, n *testbed.Node, flags ...string) error {
 	bundle := c.file("join-" + n.Name() + ".json")
 	if err := os.RemoveAll(bundle); err != nil { // of an earlier time
 		return err
 	}
-	if _, err := c.Millctl(ctx, "node", "token", "create", n.Name(), "--out", bundle); err != nil {
+	if _, err := c.Millctl(ctx, append([]string{"node", "token", "create", n.Name(), "--out", bundle}, flags...)...); err != nil {
 		return err
 	}
 	data, err := os.ReadFile(bundle)

@@ -55,7 +55,7 @@ func (t *trial) bundle(ctx context.Context) ([]byte, error) {
 	if err := os.RemoveAll(file); err != nil {
 		return nil, err
 	}
-	if _, err := t.operator(ctx, "", "node", "token", "create", t.node.Name(), "--out", file); err != nil {
+	if _, err := t.operator(ctx, "", "node", "token", "create", t.node.Name(), "--rejoin", "--out", file); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(file)

@@ -161,7 +161,7 @@ func twoHosts(t *testing.T, c *clustertest.Cluster) {
 	c.Sh(node, "systemctl restart millwrightd.service")
 	noWork("with one of the two")
 	c.Sh(node, "systemctl stop millwrightd.service; rm -rf /var/lib/millwright")
-	if err := c.Enrol(t.Context(), c.Machine(node)); err != nil {
+	if err := c.Rejoin(t.Context(), c.Machine(node)); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := c.Node(t.Context(), node); err != nil || conditionOf(n, "DuplicateIdentity") != nil || n.GetState() != connected {
