@@ -26,6 +26,7 @@ func Registry() *tasks.Registry {
 	tasks.Add(r, slurm.ReconfigureInfo(), slurm.Reconfigure{})
 	tasks.Add(r, slurm.ResumeInfo(), slurm.Resume{})
 	tasks.Add(r, storage.MountInfo(), storage.Mount{})
+	tasks.Add(r, storage.ScratchInfo(), storage.Scratch{})
 	tasks.Add(r, storage.UnmountInfo(), storage.Unmount{})
 	tasks.Add(r, system.CommandInfo(), system.Command{})
 	tasks.Add(r, system.RebootInfo(), system.Reboot{})

@@ -248,6 +248,7 @@ type Reader interface {
 	SecretReader
 	PackageReader
 	SlurmReader
+	DiskReader
 	Facts
 	Network
 }
@@ -436,6 +437,7 @@ type Controllers interface {
 	ContainerController
 	PackageController
 	SlurmChanger
+	DiskWriter
 }
 
 // Host changes a node.

@@ -63,7 +63,7 @@ func (Unmount) Plan(ctx context.Context, h host.Reader, spec *storagev1.UnmountS
 	if !s.written && !s.enabled() {
 		return tasks.Plan{}, nil
 	}
-	if err := s.checkOurs(); err != nil {
+	if err := s.checkOurs(ctx, h); err != nil {
 		return tasks.Plan{}, err
 	}
 	if err := s.checkRelease(ctx, h); err != nil {
@@ -80,12 +80,20 @@ func (Unmount) Plan(ctx context.Context, h host.Reader, spec *storagev1.UnmountS
 
 // checkOurs refuses when something else is mounted than what the unit file
 // says: somebody has put it there by hand.
-func (s *survey) checkOurs() error {
+func (s *survey) checkOurs(ctx context.Context, h host.Reader) error {
 	if s.depth == 0 {
 		return nil
 	}
 	u := settings(s.content)
-	for _, d := range step.CompareMount(s.table, s.unitMount(u.setting("Mount.What"), u.setting("Mount.Type"), u.setting("Mount.Options"))) {
+	want := s.unitMount(u.setting("Mount.What"), u.setting("Mount.Type"), u.setting("Mount.Options"))
+	if u.setting("Unit."+serialKey) != "" || u.setting("Unit."+loopKey) != "" {
+		source, err := scratchSource(ctx, h, u)
+		if err != nil {
+			return err
+		}
+		want.Source = source
+	}
+	for _, d := range step.CompareMount(s.table, want) {
 		return unfit("%s %s of what is mounted on %s is not the unit's (%s): run storage.mount again to put it right, or unmount it by hand",
 			d.What, d.Have, s.target, d.Want)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/host/command"
 	"github.com/gpuaas/millwright/agent/internal/host/containerd"
+	"github.com/gpuaas/millwright/agent/internal/host/disks"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
 	"github.com/gpuaas/millwright/agent/internal/host/packages"
@@ -80,6 +81,7 @@ func New(cfg Config) *Node {
 		surface: &surface{
 			Conn: sd, Table: table, files: fs, network: network{children},
 			secrets: secrets.New(secrets.Config{Dir: filepath.Join(cfg.StateDir, "secrets"), Files: fs, Fetcher: cfg.Secrets}),
+			Set:     disks.New(disks.Config{Children: children, Find: findProgram}),
 			Runtime: containerd.New(containerd.Config{
 				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd,
 				Clock: cfg.Clock, Logger: cfg.Logger,

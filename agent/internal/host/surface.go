@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/host/command"
 	"github.com/gpuaas/millwright/agent/internal/host/containerd"
+	"github.com/gpuaas/millwright/agent/internal/host/disks"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
 	"github.com/gpuaas/millwright/agent/internal/host/packages"
@@ -31,6 +32,7 @@ type surface struct {
 	*systemd.Conn
 	*mounts.Table
 	*containerd.Runtime
+	*disks.Set
 	network
 	*packages.Apt
 	*slurm.Client

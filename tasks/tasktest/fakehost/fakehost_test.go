@@ -63,6 +63,19 @@ func slurmOn(t testing.TB, n *fakehost.Node) host.SlurmRef {
 	return host.SlurmRef{Servers: []string{"ctl"}}
 }
 
+func TestDisks(t *testing.T) {
+	n := fakehost.New()
+	do(t, n, "loop loop9 /srv/disk.img\nprogram /usr/sbin/mkfs.ext4")
+	h := n.Hosts(nil).ForStep("t", 0)
+	hosttest.Disks(t, h, "loop9", "/srv/disk.img", func(t testing.TB, uuid string) func() {
+		do(t, n, fmt.Sprintf("file /etc/systemd/system/data.mount 0644 %q", "[Mount]\nWhat=/dev/disk/by-uuid/"+uuid+"\nWhere=/data\nType=ext4\n"))
+		if err := h.StartUnit(t.Context(), "data.mount"); err != nil {
+			t.Fatal(err)
+		}
+		return func() { do(t, n, "umount /data") }
+	})
+}
+
 // TestReboot checks what a reboot does to files, mounts and commands.
 func TestReboot(t *testing.T) {
 	n := fakehost.New()

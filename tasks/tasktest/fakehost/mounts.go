@@ -92,6 +92,8 @@ func (n *Node) source(m *host.Mount, fstype, what string, opts []string) error {
 		return nil
 	case fstype == "glusterfs":
 		return n.gluster(m, what, opts)
+	case len(n.disks) > 0 && (fstype == "xfs" || fstype == "ext4"):
+		return n.device(m, what, fstype)
 	default:
 		return n.served(m, fstype, what, opts)
 	}

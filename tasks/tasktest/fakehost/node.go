@@ -11,6 +11,7 @@ package fakehost
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -61,6 +62,7 @@ type Node struct {
 	slurm        cluster
 	slurmDevices []string // that the cluster's configuration names
 
+	disks         map[string]disk // by the kernel's name
 	images        map[string]bool // by digest
 	containers    map[string]*container
 	containerRuns int
@@ -91,15 +93,15 @@ type use struct {
 func New() *Node {
 	n := &Node{
 		entries: map[string]entry{}, boot: 1, nextDev: 100,
-		fstypes: map[string]bool{"ext4": true, "tmpfs": true, "fuse": true, "overlay": true},
+		fstypes: map[string]bool{"ext4": true, "xfs": true, "tmpfs": true, "fuse": true, "overlay": true},
 		users:   map[string]bool{"root": true, "nobody": true},
 		volumes: map[string]string{}, hung: map[string]bool{}, stale: map[string]bool{}, stuck: map[string]string{},
 		later: map[string]int{}, lies: map[string]bool{}, absent: map[string]bool{},
 		loaded: map[string]unit{}, unnoticed: map[string]bool{}, failed: map[string]string{}, services: map[string]bool{},
 		secrets: map[string]string{}, kept: map[keptKey]keptFile{},
 		results: map[string]Result{}, commands: map[commandKey]*command{}, runs: map[string]int{},
-		slurm:  newCluster(),
-		images: map[string]bool{}, containers: map[string]*container{}, endings: map[string]ending{},
+		slurm: newCluster(),
+		disks: map[string]disk{}, images: map[string]bool{}, containers: map[string]*container{}, endings: map[string]ending{},
 		packages: newPackages(),
 	}
 	n.mountBase()
@@ -140,6 +142,9 @@ func (n *Node) Reboot() {
 	defer n.mu.Unlock()
 	n.boot++
 	keep := []string{rootDev}
+	for _, d := range n.disks {
+		keep = append(keep, d.Dev)
+	}
 	for _, dev := range n.volumes {
 		keep = append(keep, dev)
 	}
@@ -164,7 +169,7 @@ func (n *Node) Reboot() {
 	slices.Sort(wanted)
 	for range 2 {
 		for _, u := range wanted {
-			if err := n.start(u); err != nil {
+			if err := n.start(u); err != nil && !errors.Is(err, errNoDevice) {
 				n.failed[u] = "exit-code"
 			}
 		}

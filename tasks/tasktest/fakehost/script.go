@@ -44,6 +44,9 @@ import (
 //	slurm job NODE ID USER STATE     slurm nojob NODE           slurm slurmd VERSION
 //	slurm forget NODE                slurm drain NODE REASON    slurm memory MIB
 //	slurm nojobs REASON: none is run slurm device PATH: one that must be there
+//	disk NAME SERIAL|-              loop NAME FILE              blank NAME
+//	holds NAME TYPE [UUID]          partition NAME PARTITION    holder NAME DEVICE
+//	swap NAME                       renamed NAME NEW
 //
 // Empty lines and those that begin with # are left out.
 func (n *Node) Do(script string) error {
@@ -96,11 +99,13 @@ func arity(verb string) (least, most int) {
 	switch verb {
 	case "reload", "inhibit", "nosecrets", "nodpkg", "dpkglock":
 		return 0, 0
-	case "device", "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "fs", "lies", "absent", "stale", "enable", "disable", "foreign", "die":
+	case "device", "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "fs", "lies", "absent", "stale", "enable", "disable", "foreign", "die", "blank", "swap":
 		return 1, 1
 	case "dir":
 		return 1, 2
-	case "link", "bind", "remount", "unnoticed", "secret", "later", "stuck", "show":
+	case "holds":
+		return 2, 3
+	case "link", "bind", "remount", "unnoticed", "secret", "later", "stuck", "show", "disk", "loop", "partition", "holder", "renamed":
 		return 2, 2
 	case "file", "mount", "busy", "edit", "owner":
 		return 3, 3
@@ -130,6 +135,8 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doPackages(verb, a)
 	case "slurm":
 		return n.doSlurm(a[0], a[1:])
+	case "disk", "loop", "blank", "holds", "partition", "holder", "swap", "renamed":
+		return n.doDisk(verb, a)
 	case "result":
 		return n.doResult(a[0], strings.Join(a[1:], " "))
 	case "inhibit":
@@ -328,6 +335,7 @@ func (n *Node) Dump() string {
 	for _, a := range slices.Sorted(maps.Keys(n.runs)) {
 		lines = append(lines, fmt.Sprintf("started %d %s", n.runs[a], a))
 	}
+	lines = append(lines, n.dumpDisks()...)
 	lines = append(lines, n.dumpContainers()...)
 	lines = append(lines, n.dumpPackages()...)
 	lines = append(lines, n.dumpSlurm()...)

@@ -27,6 +27,7 @@ rules:
   - allow: slurm.reconfigure
   - allow: slurm.resume
   - allow: storage.mount
+  - allow: storage.scratch
   - allow: storage.unmount
   - allow: system.reboot
   - allow: task.resolve

@@ -1759,6 +1759,237 @@ func (x *SecretRemoveStep) GetPath() string {
 	return ""
 }
 
+// DiskRef names a disk of the node by what it is: the kernel's names change at a
+// boot. Exactly one of its fields is set.
+type DiskRef struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its serial number.
+	Serial string `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	// The file behind a loop device.
+	LoopFile      string `protobuf:"bytes,2,opt,name=loop_file,json=loopFile,proto3" json:"loop_file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskRef) Reset() {
+	*x = DiskRef{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskRef) ProtoMessage() {}
+
+func (x *DiskRef) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskRef.ProtoReflect.Descriptor instead.
+func (*DiskRef) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *DiskRef) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *DiskRef) GetLoopFile() string {
+	if x != nil {
+		return x.LoopFile
+	}
+	return ""
+}
+
+// DiskWipeStep (disk.wipe) erases the signatures of a disk that nothing uses.
+type DiskWipeStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The disk.
+	Disk *DiskRef `protobuf:"bytes,1,opt,name=disk,proto3" json:"disk,omitempty"`
+	// All that it may hold, as TYPE or TYPE UUID; anything else stops the step.
+	Contents      []string `protobuf:"bytes,2,rep,name=contents,proto3" json:"contents,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskWipeStep) Reset() {
+	*x = DiskWipeStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskWipeStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskWipeStep) ProtoMessage() {}
+
+func (x *DiskWipeStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskWipeStep.ProtoReflect.Descriptor instead.
+func (*DiskWipeStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *DiskWipeStep) GetDisk() *DiskRef {
+	if x != nil {
+		return x.Disk
+	}
+	return nil
+}
+
+func (x *DiskWipeStep) GetContents() []string {
+	if x != nil {
+		return x.Contents
+	}
+	return nil
+}
+
+// FilesystemMakeStep (filesystem.make) makes a file system on a disk that is
+// empty and that nothing uses.
+type FilesystemMakeStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The disk.
+	Disk *DiskRef `protobuf:"bytes,1,opt,name=disk,proto3" json:"disk,omitempty"`
+	// xfs or ext4.
+	Fstype string `protobuf:"bytes,2,opt,name=fstype,proto3" json:"fstype,omitempty"`
+	// The UUID by which it is known afterwards.
+	Uuid string `protobuf:"bytes,3,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	// Its label.
+	Label         string `protobuf:"bytes,4,opt,name=label,proto3" json:"label,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FilesystemMakeStep) Reset() {
+	*x = FilesystemMakeStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FilesystemMakeStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FilesystemMakeStep) ProtoMessage() {}
+
+func (x *FilesystemMakeStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FilesystemMakeStep.ProtoReflect.Descriptor instead.
+func (*FilesystemMakeStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *FilesystemMakeStep) GetDisk() *DiskRef {
+	if x != nil {
+		return x.Disk
+	}
+	return nil
+}
+
+func (x *FilesystemMakeStep) GetFstype() string {
+	if x != nil {
+		return x.Fstype
+	}
+	return ""
+}
+
+func (x *FilesystemMakeStep) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *FilesystemMakeStep) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
+// DiskObserved is what a disk step found before it acted.
+type DiskObserved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the disk held, as TYPE or TYPE UUID.
+	Contents      []string `protobuf:"bytes,1,rep,name=contents,proto3" json:"contents,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskObserved) Reset() {
+	*x = DiskObserved{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskObserved) ProtoMessage() {}
+
+func (x *DiskObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskObserved.ProtoReflect.Descriptor instead.
+func (*DiskObserved) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *DiskObserved) GetContents() []string {
+	if x != nil {
+		return x.Contents
+	}
+	return nil
+}
+
 var File_millwright_task_v1_step_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_step_proto_rawDesc = "" +
@@ -1888,7 +2119,20 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x12\x14\n" +
 	"\x05group\x18\x05 \x01(\tR\x05group\"&\n" +
 	"\x10SecretRemoveStep\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path*\x8e\x01\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\">\n" +
+	"\aDiskRef\x12\x16\n" +
+	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x1b\n" +
+	"\tloop_file\x18\x02 \x01(\tR\bloopFile\"[\n" +
+	"\fDiskWipeStep\x12/\n" +
+	"\x04disk\x18\x01 \x01(\v2\x1b.millwright.task.v1.DiskRefR\x04disk\x12\x1a\n" +
+	"\bcontents\x18\x02 \x03(\tR\bcontents\"\x87\x01\n" +
+	"\x12FilesystemMakeStep\x12/\n" +
+	"\x04disk\x18\x01 \x01(\v2\x1b.millwright.task.v1.DiskRefR\x04disk\x12\x16\n" +
+	"\x06fstype\x18\x02 \x01(\tR\x06fstype\x12\x12\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05label\x18\x04 \x01(\tR\x05label\"*\n" +
+	"\fDiskObserved\x12\x1a\n" +
+	"\bcontents\x18\x01 \x03(\tR\bcontents*\x8e\x01\n" +
 	"\n" +
 	"UnitAction\x12\x1b\n" +
 	"\x17UNIT_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -1914,7 +2158,7 @@ func file_millwright_task_v1_step_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_millwright_task_v1_step_proto_goTypes = []any{
 	(UnitAction)(0),             // 0: millwright.task.v1.UnitAction
 	(MountRelease)(0),           // 1: millwright.task.v1.MountRelease
@@ -1940,30 +2184,36 @@ var file_millwright_task_v1_step_proto_goTypes = []any{
 	(*RebootOutcome)(nil),       // 21: millwright.task.v1.RebootOutcome
 	(*SecretWriteStep)(nil),     // 22: millwright.task.v1.SecretWriteStep
 	(*SecretRemoveStep)(nil),    // 23: millwright.task.v1.SecretRemoveStep
-	(*durationpb.Duration)(nil), // 24: google.protobuf.Duration
-	(*SecretRef)(nil),           // 25: millwright.task.v1.SecretRef
+	(*DiskRef)(nil),             // 24: millwright.task.v1.DiskRef
+	(*DiskWipeStep)(nil),        // 25: millwright.task.v1.DiskWipeStep
+	(*FilesystemMakeStep)(nil),  // 26: millwright.task.v1.FilesystemMakeStep
+	(*DiskObserved)(nil),        // 27: millwright.task.v1.DiskObserved
+	(*durationpb.Duration)(nil), // 28: google.protobuf.Duration
+	(*SecretRef)(nil),           // 29: millwright.task.v1.SecretRef
 }
 var file_millwright_task_v1_step_proto_depIdxs = []int32{
 	0,  // 0: millwright.task.v1.UnitStep.action:type_name -> millwright.task.v1.UnitAction
 	0,  // 1: millwright.task.v1.MountUnitStep.action:type_name -> millwright.task.v1.UnitAction
-	24, // 2: millwright.task.v1.MountUnitStep.back_off:type_name -> google.protobuf.Duration
+	28, // 2: millwright.task.v1.MountUnitStep.back_off:type_name -> google.protobuf.Duration
 	1,  // 3: millwright.task.v1.MountUnitStep.release:type_name -> millwright.task.v1.MountRelease
-	24, // 4: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
-	24, // 5: millwright.task.v1.CommandStep.stop_grace:type_name -> google.protobuf.Duration
-	24, // 6: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
+	28, // 4: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
+	28, // 5: millwright.task.v1.CommandStep.stop_grace:type_name -> google.protobuf.Duration
+	28, // 6: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
 	12, // 7: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
 	12, // 8: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
 	17, // 9: millwright.task.v1.ContainerStartStep.mounts:type_name -> millwright.task.v1.ContainerMount
-	24, // 10: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
+	28, // 10: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
 	16, // 11: millwright.task.v1.ContainerObserved.setup:type_name -> millwright.task.v1.ContainerStartStep
-	24, // 12: millwright.task.v1.RebootStep.timeout:type_name -> google.protobuf.Duration
-	24, // 13: millwright.task.v1.RebootStep.delay:type_name -> google.protobuf.Duration
-	25, // 14: millwright.task.v1.SecretWriteStep.secret:type_name -> millwright.task.v1.SecretRef
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	28, // 12: millwright.task.v1.RebootStep.timeout:type_name -> google.protobuf.Duration
+	28, // 13: millwright.task.v1.RebootStep.delay:type_name -> google.protobuf.Duration
+	29, // 14: millwright.task.v1.SecretWriteStep.secret:type_name -> millwright.task.v1.SecretRef
+	24, // 15: millwright.task.v1.DiskWipeStep.disk:type_name -> millwright.task.v1.DiskRef
+	24, // 16: millwright.task.v1.FilesystemMakeStep.disk:type_name -> millwright.task.v1.DiskRef
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_step_proto_init() }
@@ -1978,7 +2228,7 @@ func file_millwright_task_v1_step_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_step_proto_rawDesc), len(file_millwright_task_v1_step_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   22,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

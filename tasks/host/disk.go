@@ -1,0 +1,49 @@
+package host
+
+import "context"
+
+// Disk is a whole disk of the node, or a loop device that has a file.
+type Disk struct {
+	Name       string // the kernel's name in this boot
+	Dev        string // major:minor
+	Serial     string // empty: it tells none
+	File       string // behind a loop device
+	SizeBytes  uint64
+	ReadOnly   bool
+	Partitions []DiskPartition
+	// Holders are the devices that stand on it or on one of its partitions: an
+	// array, a volume group, an encrypted device.
+	Holders []string
+	// Swap says that the node swaps to it or to one of its partitions.
+	Swap bool
+}
+
+// DiskPartition is a partition that the kernel knows.
+type DiskPartition struct{ Name, Dev string }
+
+// Signature is one thing that a disk is seen to hold: a file system, a partition
+// table, a member of an array or of a volume group.
+type Signature struct{ Type, UUID, Label string }
+
+// DiskReader looks at disks and never opens one for writing.
+type DiskReader interface {
+	// Disks returns the node's disks by name, as the kernel knows them. It does no
+	// I/O to a disk.
+	Disks(ctx context.Context) ([]Disk, error)
+	// Signatures reads what a disk is seen to hold, in a child process with a
+	// deadline. An empty disk has none.
+	Signatures(ctx context.Context, name string) ([]Signature, error)
+}
+
+// Filesystem is a file system to be made.
+type Filesystem struct{ Type, UUID, Label string }
+
+// DiskWriter changes what disks hold. A disk that is in use, by a mount, a
+// holder or as swap, is an error that wraps [ErrBusy], and nothing was changed.
+type DiskWriter interface {
+	// WipeDisk erases all signatures of a disk.
+	WipeDisk(ctx context.Context, name string) error
+	// MakeFilesystem makes a file system on a whole disk, over whatever it holds.
+	// What it made is durable when it returns.
+	MakeFilesystem(ctx context.Context, name string, f Filesystem) error
+}
