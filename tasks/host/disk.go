@@ -47,3 +47,16 @@ type DiskWriter interface {
 	// What it made is durable when it returns.
 	MakeFilesystem(ctx context.Context, name string, f Filesystem) error
 }
+
+// StorageReader looks at mounts and disks.
+type StorageReader interface {
+	MountReader
+	DiskReader
+}
+
+// StorageWriter changes what the node stores: files, mounts and disks.
+type StorageWriter interface {
+	FileWriter
+	Unmounter
+	DiskWriter
+}

@@ -243,12 +243,11 @@ type Facts interface {
 type Reader interface {
 	FileReader
 	UnitReader
-	MountReader
+	StorageReader
 	ContainerReader
 	SecretReader
 	PackageReader
 	SlurmReader
-	DiskReader
 	Facts
 	Network
 }
@@ -433,17 +432,15 @@ type Rebooter interface {
 // Controllers change what other programs of the node look after.
 type Controllers interface {
 	UnitController
-	Unmounter
 	ContainerController
 	PackageController
 	SlurmChanger
-	DiskWriter
 }
 
 // Host changes a node.
 type Host interface {
 	Prober
-	FileWriter
+	StorageWriter
 	Controllers
 	SecretWriter
 	Commander
