@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -201,10 +202,10 @@ func (s stopSlurmd) Title() string {
 }
 
 func (s stopSlurmd) Observe(ctx context.Context, h host.Reader) ([]byte, error) {
-	return observeSlurmd(ctx, h, slurmRef(s.args.GetNode(), s.args.GetControllers()))
+	return observeSlurmd(ctx, h, slurmRef(s.args.GetNode(), s.args.GetControllers()), nil)
 }
 
-func observeSlurmd(ctx context.Context, h host.Reader, ref host.SlurmRef) ([]byte, error) {
+func observeSlurmd(ctx context.Context, h host.Reader, ref host.SlurmRef, owners []string) ([]byte, error) {
 	st, err := h.Unit(ctx, SlurmdUnit)
 	if err != nil {
 		return nil, err
@@ -213,6 +214,9 @@ func observeSlurmd(ctx context.Context, h host.Reader, ref host.SlurmRef) ([]byt
 	n, err := h.SlurmNode(ctx, ref)
 	if err == nil {
 		o.Answered, o.Known = true, n.Known
+		if slices.ContainsFunc(owners, n.DrainedBy) {
+			o.DrainReason = n.Reason
+		}
 	} else if !errors.Is(err, host.ErrSlurm) {
 		return nil, err
 	}

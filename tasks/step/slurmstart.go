@@ -45,7 +45,7 @@ func (s startSlurmd) Title() string {
 func (s startSlurmd) ref() host.SlurmRef { return slurmRef(s.args.GetNode(), s.args.GetControllers()) }
 
 func (s startSlurmd) Observe(ctx context.Context, h host.Reader) ([]byte, error) {
-	return observeSlurmd(ctx, h, s.ref())
+	return observeSlurmd(ctx, h, s.ref(), s.args.GetResumeOwners())
 }
 
 func (s startSlurmd) Apply(ctx context.Context, h host.Host) ([]byte, error) {
@@ -304,10 +304,14 @@ func (s startSlurmd) Undo(ctx context.Context, h host.Host, before []byte) error
 	if err := decode(before, &was); err != nil {
 		return err
 	}
-	if was.GetActive() { // it was restarted with the same configuration
-		return h.StartUnit(ctx, SlurmdUnit)
+	if err := s.drainAgain(ctx, h, was.GetDrainReason()); err != nil {
+		return err
 	}
-	if err := h.StopUnit(ctx, SlurmdUnit); err != nil {
+	if was.GetActive() { // it was restarted with the same configuration
+		if err := h.StartUnit(ctx, SlurmdUnit); err != nil {
+			return err
+		}
+	} else if err := h.StopUnit(ctx, SlurmdUnit); err != nil {
 		return err
 	}
 	if err := h.SetUnitEnabled(ctx, SlurmdUnit, was.GetEnabled()); err != nil {
@@ -316,11 +320,33 @@ func (s startSlurmd) Undo(ctx context.Context, h host.Host, before []byte) error
 	if !s.args.GetDynamic() || was.GetKnown() {
 		return nil
 	}
+	if was.GetActive() && was.GetAnswered() { // it registers now, and then never again
+		if _, err := waitFor(ctx, settleTime, func() (bool, error) {
+			n, err := h.SlurmNode(ctx, s.ref())
+			return err == nil && n.Known, nil
+		}); err != nil {
+			return err
+		}
+	}
 	err := forget(ctx, h, s.ref())
 	if errors.Is(err, host.ErrSlurm) && !was.GetAnswered() {
 		return nil // the controller never answered, so the node cannot have registered
 	}
 	return err
+}
+
+// drainAgain drains the node as it was.
+func (s startSlurmd) drainAgain(ctx context.Context, h host.Host, reason string) error {
+	for _, owner := range s.args.GetResumeOwners() {
+		if reason == "" || !host.SlurmOwned(reason, owner) {
+			continue
+		}
+		text := strings.TrimPrefix(strings.TrimPrefix(reason, owner), ": ")
+		if err := h.DrainSlurmNode(ctx, s.ref(), owner, text); !errors.Is(err, host.ErrNotOurs) {
+			return err
+		}
+	}
+	return nil
 }
 
 // AwaitSlurmNode is CheckSlurmNode, for a node that may still be settling: it

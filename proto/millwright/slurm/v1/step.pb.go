@@ -289,7 +289,9 @@ type SlurmdObserved struct {
 	// Whether the controller answered.
 	Answered bool `protobuf:"varint,3,opt,name=answered,proto3" json:"answered,omitempty"`
 	// Whether the controller knew the node.
-	Known         bool `protobuf:"varint,4,opt,name=known,proto3" json:"known,omitempty"`
+	Known bool `protobuf:"varint,4,opt,name=known,proto3" json:"known,omitempty"`
+	// The reason of a drain that the step may end.
+	DrainReason   string `protobuf:"bytes,5,opt,name=drain_reason,json=drainReason,proto3" json:"drain_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -350,6 +352,13 @@ func (x *SlurmdObserved) GetKnown() bool {
 		return x.Known
 	}
 	return false
+}
+
+func (x *SlurmdObserved) GetDrainReason() string {
+	if x != nil {
+		return x.DrainReason
+	}
+	return ""
 }
 
 // SlurmDrainStep (slurm.drain) drains a node, and waits for its jobs.
@@ -524,12 +533,13 @@ const file_millwright_slurm_v1_step_proto_rawDesc = "" +
 	"\vcontrollers\x18\x02 \x03(\tR\vcontrollers\x12\x12\n" +
 	"\x04gres\x18\x03 \x01(\tR\x04gres\x12\x18\n" +
 	"\adynamic\x18\x04 \x01(\bR\adynamic\x12#\n" +
-	"\rresume_owners\x18\x05 \x03(\tR\fresumeOwners\"t\n" +
+	"\rresume_owners\x18\x05 \x03(\tR\fresumeOwners\"\x97\x01\n" +
 	"\x0eSlurmdObserved\x12\x16\n" +
 	"\x06active\x18\x01 \x01(\bR\x06active\x12\x18\n" +
 	"\aenabled\x18\x02 \x01(\bR\aenabled\x12\x1a\n" +
 	"\banswered\x18\x03 \x01(\bR\banswered\x12\x14\n" +
-	"\x05known\x18\x04 \x01(\bR\x05known\"\xe1\x01\n" +
+	"\x05known\x18\x04 \x01(\bR\x05known\x12!\n" +
+	"\fdrain_reason\x18\x05 \x01(\tR\vdrainReason\"\xe1\x01\n" +
 	"\x0eSlurmDrainStep\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12 \n" +
 	"\vcontrollers\x18\x02 \x03(\tR\vcontrollers\x12\x14\n" +
