@@ -94,7 +94,7 @@ func s3fs(t *testing.T, c *clustertest.Cluster) {
 	s.serve(t, address)
 	succeed(t, c.End(id))
 	succeed(t, c.Do("storage.unmount", node, "target: "+target))
-	if left := c.Sh(node, "pgrep -x s3fs; grep "+target+" /proc/self/mountinfo; ls /etc/systemd/system | grep models || true"); left != "" {
+	if left := c.Sh(node, "for i in $(seq 300); do pgrep -x s3fs >/dev/null || break; sleep 0.1; done; ps -o pid,stat,cgroup,args -C s3fs --no-headers; grep "+target+" /proc/self/mountinfo; ls /etc/systemd/system | grep models || true"); left != "" {
 		t.Errorf("left: %s", left)
 	}
 }
