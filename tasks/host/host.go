@@ -242,14 +242,19 @@ type Facts interface {
 // Reader observes a node and never changes it.
 type Reader interface {
 	FileReader
-	UnitReader
 	StorageReader
-	ContainerReader
+	ProgramReader
 	SecretReader
-	PackageReader
-	SlurmReader
 	Facts
 	Network
+}
+
+// ProgramReader observes what other programs of the node look after.
+type ProgramReader interface {
+	UnitReader
+	ContainerReader
+	PackageReader
+	SlurmReader
 }
 
 // Capacity is what statfs says of a file system.

@@ -67,8 +67,7 @@ const (
 )
 
 func stories() []story {
-	return slices.Concat(mounts(), containers(), commands(), reboots(), slurm(), settling(), members())
-	return slices.Concat(mounts(), disks(), containers(), commands(), reboots(), settling(), members())
+	return slices.Concat(mounts(), disks(), containers(), commands(), reboots(), secrets(), slurm(), settling(), members())
 }
 
 // mounts are storage.mount and storage.unmount.

@@ -20,8 +20,11 @@ import (
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
 	containerv1 "github.com/gpuaas/millwright/proto/millwright/container/v1"
+	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
+	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
+	slurmv1 "github.com/gpuaas/millwright/proto/millwright/slurm/v1"
 	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
 	systemv1 "github.com/gpuaas/millwright/proto/millwright/system/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -60,6 +63,21 @@ var frozen = []protoreflect.FileDescriptor{
 	storagev1.File_millwright_storage_v1_unmount_proto,
 	systemv1.File_millwright_system_v1_command_proto,
 	systemv1.File_millwright_system_v1_reboot_proto,
+	gpuv1.File_millwright_gpu_v1_child_proto,
+	gpuv1.File_millwright_gpu_v1_inventory_proto,
+	gpuv1.File_millwright_gpu_v1_sample_proto,
+	secretv1.File_millwright_secret_v1_place_proto,
+	secretv1.File_millwright_secret_v1_remove_proto,
+	secretv1.File_millwright_secret_v1_service_proto,
+	serverv1.File_millwright_server_v1_secret_proto,
+	slurmv1.File_millwright_slurm_v1_drain_proto,
+	slurmv1.File_millwright_slurm_v1_join_proto,
+	slurmv1.File_millwright_slurm_v1_leave_proto,
+	slurmv1.File_millwright_slurm_v1_reconfigure_proto,
+	slurmv1.File_millwright_slurm_v1_resume_proto,
+	slurmv1.File_millwright_slurm_v1_step_proto,
+	storagev1.File_millwright_storage_v1_scratch_proto,
+	taskv1.File_millwright_task_v1_secret_proto,
 }
 
 // messages returns the types that have fixtures, each oneof of which is seen

@@ -14,7 +14,7 @@ var required = []suite{
 	},
 	{
 		name: "gpu", about: "millwright-gpu, the real program, hangs, crashes and lacks symbols; the agent says so and goes on",
-		packages: []string{"./agent/internal/gpu/..."}, timeout: 5 * time.Minute, // a C compiler's time when nothing is cached
+		packages: []string{"./agent/internal/gpu/...", "./test/gpucheck"}, timeout: 5 * time.Minute, // a C compiler's time when nothing is cached
 	},
 	{
 		name: "formats", about: "fixtures of every format, of every release, read back",

@@ -42,6 +42,8 @@ func Registry() []Info {
 		{"server.goodbye.sent", server, Message, "after a session got its last message"},
 		{"server.secret.before", server, Before, "before the value of a secret is stored"},
 		{"server.secret.stored", server, Committed, "after it is, durably"},
+		{"server.secret.kept", server, Before, "before that is recorded"},
+		{"server.secret.recorded", server, Committed, "after it is, before the caller hears of it"},
 		{"server.secret.remove.before", server, Before, "before a version of a secret is removed"},
 		{"server.secret.removed", server, Committed, "after it is"},
 		{"server.token.before", server, Before, "before a join token is stored"},

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/millwright/tasks/host"
 
 	"github.com/gpuaas/millwright/controlplane/internal/clock"
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
 	"github.com/gpuaas/millwright/controlplane/internal/vault"
@@ -78,6 +79,7 @@ func (s *Service) PutSecret(ctx context.Context, req *secretv1.PutSecretRequest)
 	case err != nil:
 		return nil, err
 	}
+	crash.Point("server.secret.kept")
 	err = s.record(ctx, actor, &auditv1.SecretChanged{Name: kept.GetName(), Version: kept.GetVersion(), Salt: kept.GetSalt(), Sha256: kept.GetSha256()})
 	if err != nil {
 		return nil, err
@@ -136,9 +138,13 @@ func (s *Service) RemoveSecret(ctx context.Context, req *secretv1.RemoveSecretRe
 }
 
 func (s *Service) record(ctx context.Context, actor string, what *auditv1.SecretChanged) error {
-	return s.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
+	err := s.cfg.Log.Commit(ctx, func(tx *eventlog.Tx) error {
 		return tx.Append(actor, &auditv1.LogEntry{Entry: &auditv1.LogEntry_SecretChanged{SecretChanged: what}})
 	})
+	if err == nil {
+		crash.Point("server.secret.recorded")
+	}
+	return err
 }
 
 func clip(s string) string { return s[:min(len(s), 64)] }
