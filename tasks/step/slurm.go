@@ -49,10 +49,17 @@ func pause(ctx context.Context, d time.Duration) bool {
 // waitFor calls done until it says so, or fails, or a time is over. It returns
 // whether it said so.
 func waitFor(ctx context.Context, limit time.Duration, done func() (bool, error)) (bool, error) {
-	for waited := time.Duration(0); ; waited += slurmPause {
+	over := time.NewTimer(limit)
+	defer over.Stop()
+	for {
 		ok, err := done()
-		if ok || err != nil || waited >= limit {
+		if ok || err != nil {
 			return ok, err
+		}
+		select {
+		case <-over.C: // what was asked may take long itself
+			return false, nil
+		default:
 		}
 		if !pause(ctx, slurmPause) {
 			return false, context.Cause(ctx)

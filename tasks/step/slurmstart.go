@@ -69,6 +69,9 @@ func (s startSlurmd) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 		return nil, err
 	}
 	if err := h.StartUnit(ctx, SlurmdUnit); err != nil {
+		if skipped := s.skipped(ctx, h); skipped != nil {
+			return nil, skipped
+		}
 		return nil, reasonError(tasks.ReasonSlurmNotRegistered, "slurmd does not start: %w", err)
 	}
 	if err := s.register(ctx, h, was.SlurmdStart); err != nil {
@@ -167,9 +170,8 @@ func (s startSlurmd) hopeless(ctx context.Context, h host.Reader, polls int, dev
 	if err != nil {
 		return err
 	}
-	if !st.ConditionMet {
-		return reasonError(tasks.ReasonSlurmSkipped, "systemd skipped slurmd, since a condition of its unit is not met, and calls that a success: see ConditionPathExists= and the like in %s",
-			strings.Join(append([]string{st.Fragment}, st.DropIns...), ", "))
+	if err := s.skipped(ctx, h); err != nil {
+		return err
 	}
 	if devices != "" && polls > patience {
 		return reasonError(tasks.ReasonSlurmDevice, "slurmd waits for a device that the controller's gres.conf names and this node does not have: %s: %w", devices, last)
@@ -182,6 +184,16 @@ func (s startSlurmd) hopeless(ctx context.Context, h host.Reader, polls int, dev
 		return reasonError(tasks.ReasonSlurmNotRegistered, "slurmd ended (%s): its own log says why: %w", describe(st), last)
 	}
 	return nil
+}
+
+// skipped says that a condition of the unit keeps slurmd from being started.
+func (s startSlurmd) skipped(ctx context.Context, h host.Reader) error {
+	st, err := h.Unit(ctx, SlurmdUnit)
+	if err != nil || st.ConditionMet || st.Active == "active" {
+		return err
+	}
+	return reasonError(tasks.ReasonSlurmSkipped, "systemd skipped slurmd, since a condition of its unit is not met: see ConditionPathExists= and the like in %s",
+		strings.Join(append([]string{st.Fragment}, st.DropIns...), ", "))
 }
 
 // missingDevices returns what the controller's gres.conf names and is not there.
@@ -328,11 +340,13 @@ func (s startSlurmd) Undo(ctx context.Context, h host.Host, before []byte) error
 			return err
 		}
 	}
-	err := forget(ctx, h, s.ref())
-	if errors.Is(err, host.ErrSlurm) && !was.GetAnswered() {
-		return nil // the controller never answered, so the node cannot have registered
+	if was.GetAnswered() {
+		return forget(ctx, h, s.ref())
 	}
-	return err
+	if err := h.DeleteSlurmNode(ctx, s.ref()); !errors.Is(err, host.ErrSlurm) {
+		return err
+	}
+	return nil // the controller never answered, so the node cannot have registered
 }
 
 // drainAgain drains the node as it was.

@@ -57,7 +57,7 @@ func causes(t *testing.T, c *clustertest.Cluster) {
 // controller has of it with what was before.
 func fails(t *testing.T, c *clustertest.Cluster, name, kind, node, spec, reason, words string) {
 	t.Helper()
-	known := func() string { return c.Sh("slurm", "sinfo --noheader -N -n "+node+" -o '%N %G'") }
+	known := func() string { return c.Sh("slurm", "sinfo --noheader -N -n "+node+" -o %N") }
 	before, had := c.Sh(node, footprint), known()
 	task := c.Do(kind, node, spec)
 	if task.GetState() != taskv1.TaskState_TASK_STATE_FAILED || task.GetReason() != reason || task.GetUndo() != taskv1.UndoState_UNDO_STATE_COMPLETE {
@@ -75,7 +75,9 @@ func fails(t *testing.T, c *clustertest.Cluster, name, kind, node, spec, reason,
 	}
 }
 
-// static joins as a node whose slurm.conf entry has more GPUs than there are.
+// static joins as a node whose slurm.conf entry has more GPUs than there are. The
+// controller keeps it as invalid afterwards, until it registers with that count:
+// that is the controller's own word, and no task's to take back.
 func static(t *testing.T, c *clustertest.Cluster) {
 	spec := "controllers: [slurm]\nstatic: {gres: [{name: gpu, type: h100, count: 4}]}\n"
 	fails(t, c, "resources counted otherwise", "slurm.join", "n4", spec, "SLURM_GRES", "gres/gpu count reported lower than configured (2 < 4)")

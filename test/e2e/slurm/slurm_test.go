@@ -115,12 +115,12 @@ func drains(t *testing.T, c *clustertest.Cluster) {
 			t.Errorf("%s over an administrator's drain: %s: %s", kind, task.GetState(), task.GetMessage())
 		}
 	}
-	if got := c.Sh("slurm", "sinfo --noheader -R -o '%E|%N'"); got != "bad fan|n1" {
+	if got := c.Sh("slurm", "sinfo --noheader -R -n n1 -o '%E|%N'"); got != "bad fan|n1" {
 		t.Errorf("the administrator's drain is now %q", got)
 	}
 	c.Sh("slurm", "scontrol update nodename=n1 state=undrain")
 	succeed(t, c.Do("slurm.drain", "n1", "reason: new disk\n"))
-	if got := c.Sh("slurm", "sinfo --noheader -R -o '%E|%N'"); got != "mw:drain: new disk|n1" {
+	if got := c.Sh("slurm", "sinfo --noheader -R -n n1 -o '%E|%N'"); got != "mw:drain: new disk|n1" {
 		t.Errorf("drained, sinfo -R says %q", got)
 	}
 	succeed(t, c.Do("slurm.resume", "n1", "{}"))
