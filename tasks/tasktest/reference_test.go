@@ -156,7 +156,7 @@ func (r *reference) forward(ctx context.Context, p *tasktest.Process, t tasktest
 		outs = append(outs, sr.out)
 	}
 	if err := k.Verify(ctx, p.Hosts().Prober(), t.Spec); err != nil {
-		return err
+		return &tasks.ReasonError{Reason: "VERIFY_FAILED", Err: err}
 	}
 	result, err := k.Result(ctx, p.Hosts().Prober(), t.Spec, outs)
 	o.Result = result
