@@ -59,6 +59,9 @@ func (s startSlurmd) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.args.GetDynamic() && was.Known && !was.Is("DYNAMIC_NORM") {
+		return nil, reasonError(tasks.ReasonSlurmNotRegistered, "node %s stands in the controller's slurm.conf, and slurmd ends as a dynamic one of that name: join it as a static one: %w", was.Name, tasks.ErrNotSatisfied)
+	}
 	if err := reload(ctx, h, SlurmdUnit); err != nil {
 		return nil, err
 	}
@@ -306,7 +309,7 @@ func (s startSlurmd) Verify(ctx context.Context, h host.Prober) error {
 	if st.Active != "active" || !enabled(st) {
 		return fmt.Errorf("unit %s is %s: %w", SlurmdUnit, describe(st), tasks.ErrNotSatisfied)
 	}
-	return s.check(ctx, h)
+	return AwaitSlurmNode(ctx, h, s.args)
 }
 
 // Undo stops slurmd, and has the controller forget a dynamic node that it did

@@ -14,7 +14,7 @@ const SlurmNode = "slurm"
 var slurmScript string
 
 // serveSlurm makes the node a site's own controller: munge with a key of its own
-// and slurmctld. Nodes join as dynamic ones; slurm.conf names n3, with two fake GPUs,
+// and slurmctld. Nodes join as dynamic ones; slurm.conf names n5, with two fake GPUs,
 // and n4, with more of them than gres.conf has devices.
 func (n *Node) serveSlurm(ctx context.Context) error {
 	if _, err := n.Exec(ctx, "sh", "-c", slurmScript); err != nil {

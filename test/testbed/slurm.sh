@@ -24,8 +24,8 @@ SlurmdPidFile=/run/slurmd.pid
 SlurmctldLogFile=/var/log/slurm/slurmctld.log
 SlurmdLogFile=/var/log/slurm/slurmd.log
 SlurmdTimeout=30
-NodeName=n3 CPUs=1 RealMemory=500 Gres=gpu:h100:2 Feature=mw State=UNKNOWN
 NodeName=n4 CPUs=1 RealMemory=500 Gres=gpu:h100:4 Feature=mw State=UNKNOWN
+NodeName=n5 CPUs=1 RealMemory=500 Gres=gpu:h100:2 Feature=mw State=UNKNOWN
 NodeSet=mw Feature=mw
 PartitionName=gpu Nodes=mw Default=YES MaxTime=INFINITE State=UP
 EOF

@@ -26,7 +26,7 @@ func causes(t *testing.T, c *clustertest.Cluster) {
 		{
 			"clock of munged off by 10 minutes",
 			"mkdir -p /run/systemd/system/munge.service.d; printf '[Service]\\nEnvironment=LD_PRELOAD=/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1 FAKETIME=-10m FAKETIME_NO_CACHE=1\\n' > /run/systemd/system/munge.service.d/clock.conf; systemctl daemon-reload",
-			"CLOCK_OFF", "-10m0s", "rm -r /run/systemd/system/munge.service.d; systemctl daemon-reload",
+			"CLOCK_OFF", "munged's clock is -10m", "rm -r /run/systemd/system/munge.service.d; systemctl daemon-reload",
 		},
 		{"device missing", "rm /dev/mwgpu1", "SLURM_DEVICE_MISSING", "/dev/mwgpu1", "systemd-tmpfiles --create /etc/tmpfiles.d/gpus.conf"},
 		{
@@ -48,7 +48,7 @@ func causes(t *testing.T, c *clustertest.Cluster) {
 	// Nothing listens at that port, as when the controller is down.
 	fails(t, c, "controller down", "slurm.join", "n3", strings.ReplaceAll(join(2), "[slurm]", "[slurm:7]"), "SLURM_CONTROLLER_DOWN", "slurm:7")
 	// Mended, the node joins.
-	succeed(t, c.Do("slurm.join", "n3", "controllers: [slurm]\nstatic: {gres: [{name: gpu, type: h100, count: 2}]}\n"))
+	succeed(t, c.Do("slurm.join", "n3", join(2)))
 	idle(t, c, "n3")
 	isMember(t, c, "n3", "gpu:h100:2")
 }
@@ -81,5 +81,17 @@ func fails(t *testing.T, c *clustertest.Cluster, name, kind, node, spec, reason,
 func static(t *testing.T, c *clustertest.Cluster) {
 	spec := "controllers: [slurm]\nstatic: {gres: [{name: gpu, type: h100, count: 4}]}\n"
 	fails(t, c, "resources counted otherwise", "slurm.join", "n4", spec, "SLURM_GRES", "gres/gpu count reported lower than configured (2 < 4)")
-	fails(t, c, "resources other than asked for", "slurm.join", "n4", strings.ReplaceAll(spec, "count: 4", "count: 2"), "SLURM_GRES", "")
+	two := strings.ReplaceAll(spec, "count: 4", "count: 2")
+	succeed(t, c.Do("slurm.join", "n5", two))
+	idle(t, c, "n5")
+	isMember(t, c, "n5", "gpu:h100:2")
+	nothing(t, c, "n5", two)
+	succeed(t, c.Do("slurm.leave", "n5", "{}"))
+	if got := c.Sh("slurm", "scontrol show node n5 | grep -o 'Reason=mw:leave'"); got != "Reason=mw:leave" {
+		t.Errorf("left, the controller has %q of it", got)
+	}
+	fails(t, c, "a node of slurm.conf as a dynamic one", "slurm.join", "n5", join(2), "SLURM_NOT_REGISTERED", "join it as a static one")
+	succeed(t, c.Do("slurm.join", "n5", two))
+	idle(t, c, "n5")
+	fails(t, c, "resources other than asked for", "slurm.join", "n4", two, "SLURM_GRES", "")
 }

@@ -22,8 +22,8 @@ func reconfigure(gpus int, wait string) string {
 }
 
 func TestSlurm(t *testing.T) {
-	c := clustertest.Up(t, clustertest.Config{Nodes: 4, Slurm: true})
-	for _, n := range []string{"n1", "n2", "n3", "n4"} {
+	c := clustertest.Up(t, clustertest.Config{Nodes: 5, Slurm: true})
+	for _, n := range []string{"n1", "n2", "n3", "n4", "n5"} {
 		prepare(t, c, n)
 	}
 	t.Run("cluster", func(t *testing.T) {
