@@ -23,8 +23,22 @@ const (
 	held      = taskv1.TaskState_TASK_STATE_HELD
 )
 
-// Run puts every case to every question.
+// Run puts every case to every question, and asks that each change of the node
+// was made to fail in one of them.
 func Run(t *testing.T, runner NewRunner, reg *tasks.Registry, cases []Case) {
+	t.Helper()
+	for _, m := range put(t, runner, reg, cases).missing() {
+		t.Errorf("%s: a case must come by it", m)
+	}
+}
+
+// Sample puts some of the cases to every question.
+func Sample(t *testing.T, runner NewRunner, reg *tasks.Registry, cases []Case) {
+	t.Helper()
+	put(t, runner, reg, cases)
+}
+
+func put(t *testing.T, runner NewRunner, reg *tasks.Registry, cases []Case) *counts {
 	t.Helper()
 	done := &counts{}
 	for _, c := range cases {
@@ -45,9 +59,7 @@ func Run(t *testing.T, runner NewRunner, reg *tasks.Registry, cases []Case) {
 		})
 	}
 	t.Logf("done to the kinds:\n%s", done)
-	for _, m := range done.missing() {
-		t.Errorf("%s: a case must come by it", m)
-	}
+	return done
 }
 
 // Update is the name of the flag that makes Run write golden files. The test's

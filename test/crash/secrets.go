@@ -9,7 +9,9 @@ import (
 func secrets() []story {
 	place := story{
 		kind: "secret.place", state: succeeded, facts: secretFacts,
-		spec:    func(l string) string { return fmt.Sprintf("path: /etc/%[1]s/key\nsecret: {name: %[1]s}\nreplace: true", l) },
+		spec: func(l string) string {
+			return fmt.Sprintf("path: /etc/%[1]s/key\nsecret: {name: %[1]s}\nreplace: true", l)
+		},
 		prepare: func(l string) string { return "mkdir -p /etc/" + l },
 		setup: func(ctx context.Context, t *trial) error {
 			_, err := t.operator(ctx, "value of "+t.label, "secret", "put", t.label, "-f", "-")

@@ -17,6 +17,14 @@ var required = []suite{
 		packages: []string{"./agent/internal/gpu/...", "./test/gpucheck"}, timeout: 5 * time.Minute, // a C compiler's time when nothing is cached
 	},
 	{
+		name: "kinds", about: "every case of every kind by the real executor and journal, without the race detector: each crash, each failing call",
+		packages: []string{"./agent/internal/executor"}, timeout: 10 * time.Minute,
+	},
+	{
+		name: "store damage", about: "every kind of damage to a server's store, single bits among them, is told and harms nothing",
+		packages: []string{"./controlplane/internal/store/look"}, timeout: 5 * time.Minute,
+	},
+	{
 		name: "formats", about: "fixtures of every format, of every release, read back",
 		packages: []string{"./test/formats/..."}, timeout: 5 * time.Minute,
 	},

@@ -26,10 +26,18 @@ func TestKinds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(cases) == 0 {
+			var some []tasktest.Case
+			for i := 0; i < len(cases); i += eachCase {
+				some = append(some, cases[i])
+			}
+			if len(some) == 0 {
 				t.Fatal("no cases")
 			}
-			tasktest.Run(t, newRunner, all.Registry(), cases)
+			if eachCase > 1 {
+				tasktest.Sample(t, newRunner, all.Registry(), some)
+				return
+			}
+			tasktest.Run(t, newRunner, all.Registry(), some)
 		})
 	}
 }

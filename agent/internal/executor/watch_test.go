@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,12 +61,13 @@ func TestIntentsWatched(t *testing.T) {
 		// What cannot be restored is tried, and ever more seldom.
 		n.accept(3, "switch.keep", "@k4 d")
 		n.ended(3)
-		tries := 0
-		n.w.on("apply d", func(context.Context) error { tries++; return errBoom })
+		var tried atomic.Int64
+		n.w.on("apply d", func(context.Context) error { tried.Add(1); return errBoom })
 		n.w.put("d", 0)
 		<-time.After(10 * time.Minute)
-		soon := tries
+		soon := tried.Load()
 		<-time.After(50 * time.Minute)
+		tries := tried.Load()
 		if soon < 2 || soon > 6 || tries-soon < 1 || tries-soon > 4 {
 			t.Errorf("%d tries in 10 minutes and %d in 50 more, want them ever more seldom", soon, tries-soon)
 		}

@@ -84,6 +84,10 @@ func allowed() map[string]string {
 	return map[string]string{
 		"/millwright.agent.v1.AgentService/Session":        "node",
 		"/millwright.agent.v1.AgentService/UploadOutput":   "node",
+		"/millwright.agent.v1.AgentService/FetchSecret":    "node",
+		"/millwright.secret.v1.SecretService/PutSecret":    "operator",
+		"/millwright.secret.v1.SecretService/ListSecrets":  "operator controller",
+		"/millwright.secret.v1.SecretService/RemoveSecret": "operator",
 		"/millwright.agent.v1.EnrolmentService/Join":       "anonymous",
 		"/millwright.agent.v1.EnrolmentService/Renew":      "node",
 		"/millwright.agent.v1.EnrolmentService/StartRekey": "anonymous",
