@@ -34,6 +34,10 @@ var callers = map[string][]string{
 	"millwright.agent.v1.AgentService":                nil, // by method
 	"millwright.agent.v1.AgentService.Session":        {node},
 	"millwright.agent.v1.AgentService.UploadOutput":   {node},
+	"millwright.agent.v1.AgentService.FetchSecret":    {node},
+	"millwright.secret.v1.SecretService.PutSecret":    {operator},
+	"millwright.secret.v1.SecretService.ListSecrets":  {operator, controller},
+	"millwright.secret.v1.SecretService.RemoveSecret": {operator},
 	"millwright.agent.v1.EnrolmentService.Join":       {nobody},
 	"millwright.agent.v1.EnrolmentService.Renew":      {node},
 	"millwright.agent.v1.EnrolmentService.StartRekey": {nobody},
