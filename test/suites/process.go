@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -64,6 +65,7 @@ func await(ctx context.Context, cmd *exec.Cmd, stderr io.Writer, read func(stdou
 	})
 	ended := make(chan struct{})
 	side.Go(func() { stop(ctx, group, stderr, ended) })
+	side.Go(func() { reap(cmd.Process.Pid, ended) })
 	err := cmd.Wait()
 	close(ended)
 	_ = input.Close()
@@ -102,6 +104,29 @@ func adoptOrphans() error {
 		return fmt.Errorf("become the parent of orphans: %w", err)
 	}
 	return nil
+}
+
+// reap takes leave of the orphans that end while a suite runs, as process 1
+// would have. Until then they are zombies, which keep their control groups from
+// being removed and hold up whoever waits for their end. The suite's own process
+// is waited for elsewhere.
+func reap(suite int, ended <-chan struct{}) {
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, syscall.SIGCHLD)
+	defer signal.Stop(died)
+	for {
+		select {
+		case <-ended:
+			return
+		case <-died:
+		case <-time.After(time.Second): // several deaths may be one signal
+		}
+		for pid := range children(os.Getpid()) {
+			if pid != suite {
+				_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil) // it lives on, or is gone
+			}
+		}
+	}
 }
 
 // endLeft ends the processes that a suite left behind, and after one that was
