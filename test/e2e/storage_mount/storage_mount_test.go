@@ -108,13 +108,13 @@ func drift(t *testing.T, c *clustertest.Cluster) {
 	for _, tc := range []struct {
 		name, damage, subject, have, want string
 	}{
-		{"remounted read only", "mount -o remount,ro " + target, "mount " + target, "ro", "rw"},
+		{"remounted read only", "mount -i -o remount,ro " + target, "mount " + target, "ro", "rw"},
 		{"unmounted from outside", "umount " + target, "mount " + target, "nothing", "storage:/v1"},
 		{"unit edited", "sed -i 's/^Options=.*/Options=_netdev,log-level=DEBUG/' /etc/systemd/system/" + quoted(unit) + "; systemctl daemon-reload", unit, "", ""},
 		{"drop-in added", "mkdir -p /etc/systemd/system/" + quoted(unit+".d") + "; printf '[Mount]\\nTimeoutSec=7\\n' > /etc/systemd/system/" + quoted(unit+".d") + "/x.conf; systemctl daemon-reload", unit, "x.conf", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c.Sh("n1", "systemctl stop millwrightd.service; "+tc.damage+"; systemctl start millwrightd.service")
+			c.Sh("n1", "set -e; systemctl stop millwrightd.service; "+tc.damage+"; systemctl start millwrightd.service")
 			task := succeed(t, c, c.Do("storage.mount", "n1", volume, "--plan"))
 			if n := len(plan(t, task).GetDifferences()); n != 1 || !named(plan(t, task), tc.subject, tc.have, tc.want) {
 				t.Errorf("the plan names %d differences, want it alone: %v", n, plan(t, task).GetDifferences())
