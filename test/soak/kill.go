@@ -74,5 +74,8 @@ func (k *killer) kill(ctx context.Context, what string, n *testbed.Node) (bool, 
 		line = `pid=$(pgrep -f '^[^ ]*millwrightd shim /' | shuf -n 1); test -n "$pid" && kill -9 "$pid" && echo killed; true`
 	}
 	out, err := n.Exec(ctx, "sh", "-c", line)
-	return strings.Contains(string(out.Stdout), "killed"), err
+	if err != nil { // it may be booting
+		return false, awaitUp(ctx, n)
+	}
+	return strings.Contains(string(out.Stdout), "killed"), nil
 }

@@ -74,10 +74,13 @@ func soak(ctx context.Context, o options, bed *testbed.Testbed, root string, log
 		return err
 	}
 	for _, n := range bed.Nodes() {
-		if err := n.WriteFile(ctx, program, []byte(script), 0o755); err != nil {
+		if err := prepare(ctx, n); err != nil {
 			return err
 		}
 		if err := c.Join(ctx, n); err != nil {
+			return err
+		}
+		if err := allowReboots(ctx, n); err != nil {
 			return err
 		}
 	}

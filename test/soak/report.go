@@ -24,7 +24,7 @@ func report(ctx context.Context, c *cluster.Cluster, w *work, k *killer, out io.
 	var lost []string
 	began := time.Now()
 	err := check.Settle(ctx, quietWithin, nil, func(ctx context.Context) (*check.History, error) {
-		h, err := c.Histories(ctx, nil, marks)
+		h, err := histories(ctx, c, k.nodes)
 		if err != nil {
 			return nil, err
 		}
@@ -35,7 +35,11 @@ func report(ctx context.Context, c *cluster.Cluster, w *work, k *killer, out io.
 	if err != nil && !errors.As(err, &broken) || last == nil {
 		return err
 	}
-	count := map[string]int{check.Kept: len(lost)}
+	more, lookErr := look(ctx, last, k.nodes)
+	if lookErr != nil {
+		return errors.Join(err, lookErr)
+	}
+	count := map[string]int{check.Kept: len(lost), check.Once: len(more.duplicated)}
 	if broken != nil {
 		for _, v := range broken.Unexpected {
 			count[v.Invariant]++
@@ -48,15 +52,19 @@ func report(ctx context.Context, c *cluster.Cluster, w *work, k *killer, out io.
 	_, _ = fmt.Fprintf(out, "killed      %d: agent %d, shim %d, server %d, in %.0f s\n", k.total(), k.killed[agent], k.killed[shim], k.killed[server], k.took.Seconds())
 	_, _ = fmt.Fprintf(out, "tasks       %d: %s\n", len(last.Server.Tasks), ends(last))
 	_, _ = fmt.Fprintf(out, "commands    %d ran; %d cancels; %d calls repeated with their request id, %d never answered\n", ran, w.cancels, w.repeated, w.refused)
+	_, _ = fmt.Fprintf(out, "reboots     %d boots by %d tasks\n", more.boots, more.reboots)
 	_, _ = fmt.Fprintf(out, "recorded    %d log entries of %d nodes; at rest %.0f s after the last kill\n", len(last.Server.Entries), len(last.Nodes), time.Since(began).Seconds())
 	_, _ = fmt.Fprintf(out, "duplicated  %d\nlost        %d\n", count[check.Once], count[check.Kept])
-	others := 0
+	others := len(more.wrong)
 	for _, name := range check.Names() {
 		if name != check.Once && name != check.Kept {
 			others += count[name]
 		}
 	}
 	_, _ = fmt.Fprintf(out, "otherwise   %d\n", others)
+	for _, what := range slices.Concat(more.duplicated, more.wrong) {
+		err = errors.Join(err, errors.New(what))
+	}
 	if len(lost) > 0 {
 		err = errors.Join(err, fmt.Errorf("created, and not known to the server: %s", strings.Join(lost, ", ")))
 	}

@@ -18,9 +18,11 @@ import (
 const (
 	program = "/usr/local/bin/soak-mark"
 	marks   = "/var/lib/soak/marks"
-	policy  = "version: 1\nrules:\n  - allow: storage.mount\n  - allow: storage.unmount\n  - allow: system.command\n    argv: [\"" + program + "\"]\n"
+	policy  = "version: 1\nrules:\n  - allow: storage.mount\n  - allow: storage.unmount\n  - allow: container.run\n  - allow: container.stop\n  - allow: system.reboot\n  - allow: system.command\n    argv: [\"" + program + "\"]\n"
 	// script writes its mark, stays for a while, and exits as it is told.
 	script = "#!/bin/sh\n# soak-mark KEY SECONDS CODE\nmkdir -p /var/lib/soak\necho \"$1\" >>" + marks + "\nsleep \"$2\"\nexit \"$3\"\n"
+	// containerNames is how many containers a node may have.
+	containerNames = 2
 	// workers are how many callers each node has.
 	workers = 3
 	// callTime bounds one call, with the times that it finds no server.
@@ -90,6 +92,18 @@ func (c *caller) one() {
 	c.made++
 	key := fmt.Sprintf("mark-%s-%d-end", c.name, c.made)
 	target := fmt.Sprintf("/mnt/soak%d", c.rng.IntN(3))
+	box := fmt.Sprintf("soak%d", c.rng.IntN(containerNames))
+	switch n := c.rng.IntN(200); { // seldom, as they take long
+	case n == 0:
+		c.create(ctx, "", "system.reboot", "reason: soak\n", "--allow-impact", "reboot")
+		return
+	case n < 14:
+		c.create(ctx, "", "container.run", container(box, c.rng.IntN(3)))
+		return
+	case n < 18:
+		c.create(ctx, "", "container.stop", "name: "+box+"\n")
+		return
+	}
 	switch n := c.rng.IntN(10); {
 	case n < 5:
 		c.create(ctx, key, "system.command", command(key, c.rng.IntN(3), 0))
@@ -112,12 +126,12 @@ func command(key string, seconds, code int) string {
 
 // create makes a task; the id is empty when no answer came. Then the task may
 // be there all the same, and its mark is judged only where it shows.
-func (c *caller) create(ctx context.Context, key, kind, spec string) string {
-	request := uuid.NewString()
-	ids, err := c.w.c.Run(ctx, kind, c.node, spec, "--request-id", request)
+func (c *caller) create(ctx context.Context, key, kind, spec string, flags ...string) string {
+	flags = append(flags, "--request-id", uuid.NewString())
+	ids, err := c.w.c.Run(ctx, kind, c.node, spec, flags...)
 	again := 0
 	for ; err != nil && again < calls; again++ { // the answer was lost, or the server is down
-		ids, err = c.w.c.Run(ctx, kind, c.node, spec, "--request-id", request)
+		ids, err = c.w.c.Run(ctx, kind, c.node, spec, flags...)
 	}
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
