@@ -106,7 +106,7 @@ func loop(t *testing.T) (name, image string) {
 	}
 	out, err := exec.Command("losetup", "--find", "--show", image).CombinedOutput()
 	if err != nil {
-		t.Skipf("no loop device can be made here: %v %s", err, out)
+		t.Fatalf("make a loop device: %v %s", err, out)
 	}
 	dev := strings.TrimSpace(string(out))
 	t.Cleanup(func() { run(t, "losetup", "--detach", dev) })
