@@ -93,9 +93,7 @@ func members(t *testing.T, all *clustertest.Cluster) {
 // isMember asks the controller, and runs a job that looks for its device.
 func isMember(t *testing.T, c *clustertest.Cluster, node, gres string) {
 	t.Helper()
-	if got := c.Sh("slurm", "sinfo --noheader -N -n "+node+" -o '%N %T %G'"); got != node+" idle "+gres {
-		t.Errorf("sinfo says %q, want %s idle with %s", got, node, gres)
-	}
+	settles(t, c, "slurm", "sinfo --noheader -N -n "+node+" -o '%N %T %G'", node+" idle "+gres)
 	if got := c.Sh("slurm", "srun -w "+node+` --gres=gpu:1 -t1 --immediate=20 sh -c 'echo $(hostname) $CUDA_VISIBLE_DEVICES $(test -c /dev/mwgpu$CUDA_VISIBLE_DEVICES && echo there)'`); got != node+" 0 there" {
 		t.Errorf("a job on %s says %q", node, got)
 	}
@@ -127,10 +125,20 @@ func drains(t *testing.T, c *clustertest.Cluster) {
 	idle(t, c, "n1")
 }
 
+// settles waits until a command says what it should: the controller hears of
+// the end of a job, of a registration and of a drain a moment after it.
+func settles(t *testing.T, c *clustertest.Cluster, machine, command, want string) {
+	t.Helper()
+	got := c.Sh(machine, `for i in $(seq 300); do got=$(`+command+`); test "$got" = "`+want+`" && break; sleep 0.1; done; echo "$got"`)
+	if got != want {
+		t.Errorf("%s says %q after half a minute, want %q", command, got, want)
+	}
+}
+
 // idle waits until the controller has a node without a drain, and has heard it.
 func idle(t *testing.T, c *clustertest.Cluster, node string) {
 	t.Helper()
-	c.Sh("slurm", "for i in $(seq 300); do test \"$(sinfo --noheader -N -n "+node+" -o %T)\" = idle && exit 0; sleep 0.1; done; sinfo -N -l >&2; exit 1")
+	settles(t, c, "slurm", "sinfo --noheader -N -n "+node+" -o %T", "idle")
 }
 
 func reconfigures(t *testing.T, c *clustertest.Cluster) {
