@@ -21,6 +21,7 @@ import (
 	auditv1 "github.com/gpuaas/millwright/proto/millwright/audit/v1"
 	containerv1 "github.com/gpuaas/millwright/proto/millwright/container/v1"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
@@ -66,6 +67,8 @@ var frozen = []protoreflect.FileDescriptor{
 	gpuv1.File_millwright_gpu_v1_child_proto,
 	gpuv1.File_millwright_gpu_v1_inventory_proto,
 	gpuv1.File_millwright_gpu_v1_sample_proto,
+	healthv1.File_millwright_health_v1_condition_proto,
+	healthv1.File_millwright_health_v1_report_proto,
 	secretv1.File_millwright_secret_v1_place_proto,
 	secretv1.File_millwright_secret_v1_remove_proto,
 	secretv1.File_millwright_secret_v1_service_proto,

@@ -7,7 +7,8 @@
 package agentv1
 
 import (
-	v1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	v1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
+	v11 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -91,6 +92,7 @@ type SessionRequest struct {
 	//	*SessionRequest_Answer
 	//	*SessionRequest_Events
 	//	*SessionRequest_Credits
+	//	*SessionRequest_Health
 	Message       isSessionRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -185,6 +187,15 @@ func (x *SessionRequest) GetCredits() *Credits {
 	return nil
 }
 
+func (x *SessionRequest) GetHealth() *v1.HealthReport {
+	if x != nil {
+		if x, ok := x.Message.(*SessionRequest_Health); ok {
+			return x.Health
+		}
+	}
+	return nil
+}
+
 type isSessionRequest_Message interface {
 	isSessionRequest_Message()
 }
@@ -214,6 +225,11 @@ type SessionRequest_Credits struct {
 	Credits *Credits `protobuf:"bytes,6,opt,name=credits,proto3,oneof"`
 }
 
+type SessionRequest_Health struct {
+	// How the GPUs are; it may be lost.
+	Health *v1.HealthReport `protobuf:"bytes,10,opt,name=health,proto3,oneof"`
+}
+
 func (*SessionRequest_Hello) isSessionRequest_Message() {}
 
 func (*SessionRequest_Heartbeat) isSessionRequest_Message() {}
@@ -223,6 +239,8 @@ func (*SessionRequest_Answer) isSessionRequest_Message() {}
 func (*SessionRequest_Events) isSessionRequest_Message() {}
 
 func (*SessionRequest_Credits) isSessionRequest_Message() {}
+
+func (*SessionRequest_Health) isSessionRequest_Message() {}
 
 // SessionResponse is what the server says.
 type SessionResponse struct {
@@ -752,7 +770,7 @@ type UnfinishedTask struct {
 	// The leaf hash.
 	LeafHash []byte `protobuf:"bytes,2,opt,name=leaf_hash,json=leafHash,proto3" json:"leaf_hash,omitempty"`
 	// Its state on the node.
-	State         v1.TaskState `protobuf:"varint,3,opt,name=state,proto3,enum=millwright.task.v1.TaskState" json:"state,omitempty"`
+	State         v11.TaskState `protobuf:"varint,3,opt,name=state,proto3,enum=millwright.task.v1.TaskState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -801,11 +819,11 @@ func (x *UnfinishedTask) GetLeafHash() []byte {
 	return nil
 }
 
-func (x *UnfinishedTask) GetState() v1.TaskState {
+func (x *UnfinishedTask) GetState() v11.TaskState {
 	if x != nil {
 		return x.State
 	}
-	return v1.TaskState(0)
+	return v11.TaskState(0)
 }
 
 // NodeFacts is what a node says of itself.
@@ -820,9 +838,9 @@ type NodeFacts struct {
 	// The kernel release.
 	Kernel string `protobuf:"bytes,4,opt,name=kernel,proto3" json:"kernel,omitempty"`
 	// Labels set on the node, sorted by key.
-	Labels []*v1.Label `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty"`
+	Labels []*v11.Label `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty"`
 	// What is wrong with the node, or not.
-	Conditions    []*v1.Condition `protobuf:"bytes,6,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Conditions    []*v11.Condition `protobuf:"bytes,6,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -885,14 +903,14 @@ func (x *NodeFacts) GetKernel() string {
 	return ""
 }
 
-func (x *NodeFacts) GetLabels() []*v1.Label {
+func (x *NodeFacts) GetLabels() []*v11.Label {
 	if x != nil {
 		return x.Labels
 	}
 	return nil
 }
 
-func (x *NodeFacts) GetConditions() []*v1.Condition {
+func (x *NodeFacts) GetConditions() []*v11.Condition {
 	if x != nil {
 		return x.Conditions
 	}
@@ -913,7 +931,7 @@ type Welcome struct {
 	// How often each side says something.
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,5,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
 	// Updates of the trust root that the node lacks, oldest first.
-	TrustUpdates []*v1.Envelope `protobuf:"bytes,6,rep,name=trust_updates,json=trustUpdates,proto3" json:"trust_updates,omitempty"`
+	TrustUpdates []*v11.Envelope `protobuf:"bytes,6,rep,name=trust_updates,json=trustUpdates,proto3" json:"trust_updates,omitempty"`
 	// The server's version.
 	ServerVersion string `protobuf:"bytes,7,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -985,7 +1003,7 @@ func (x *Welcome) GetHeartbeatInterval() *durationpb.Duration {
 	return nil
 }
 
-func (x *Welcome) GetTrustUpdates() []*v1.Envelope {
+func (x *Welcome) GetTrustUpdates() []*v11.Envelope {
 	if x != nil {
 		return x.TrustUpdates
 	}
@@ -1008,7 +1026,7 @@ type Heartbeat struct {
 	LastSeq uint64 `protobuf:"varint,2,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
 	// All conditions of the node, when any has changed since they were last
 	// given.
-	Conditions []*v1.Condition `protobuf:"bytes,3,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Conditions []*v11.Condition `protobuf:"bytes,3,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// Whether the conditions are given.
 	HasConditions bool `protobuf:"varint,4,opt,name=has_conditions,json=hasConditions,proto3" json:"has_conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1059,7 +1077,7 @@ func (x *Heartbeat) GetLastSeq() uint64 {
 	return 0
 }
 
-func (x *Heartbeat) GetConditions() []*v1.Condition {
+func (x *Heartbeat) GetConditions() []*v11.Condition {
 	if x != nil {
 		return x.Conditions
 	}
@@ -1171,9 +1189,9 @@ type Assignment struct {
 	// The server's own id of this delivery.
 	AssignmentId string `protobuf:"bytes,1,opt,name=assignment_id,json=assignmentId,proto3" json:"assignment_id,omitempty"`
 	// The envelope.
-	Envelope *v1.Envelope `protobuf:"bytes,2,opt,name=envelope,proto3" json:"envelope,omitempty"`
+	Envelope *v11.Envelope `protobuf:"bytes,2,opt,name=envelope,proto3" json:"envelope,omitempty"`
 	// The leaf with its proof.
-	SignedLeaf    *v1.SignedLeaf `protobuf:"bytes,3,opt,name=signed_leaf,json=signedLeaf,proto3" json:"signed_leaf,omitempty"`
+	SignedLeaf    *v11.SignedLeaf `protobuf:"bytes,3,opt,name=signed_leaf,json=signedLeaf,proto3" json:"signed_leaf,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1215,14 +1233,14 @@ func (x *Assignment) GetAssignmentId() string {
 	return ""
 }
 
-func (x *Assignment) GetEnvelope() *v1.Envelope {
+func (x *Assignment) GetEnvelope() *v11.Envelope {
 	if x != nil {
 		return x.Envelope
 	}
 	return nil
 }
 
-func (x *Assignment) GetSignedLeaf() *v1.SignedLeaf {
+func (x *Assignment) GetSignedLeaf() *v11.SignedLeaf {
 	if x != nil {
 		return x.SignedLeaf
 	}
@@ -1943,7 +1961,7 @@ type UploadOutputRequest struct {
 	// The step, from 0.
 	Step uint32 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
 	// The stream.
-	Stream v1.Stream `protobuf:"varint,3,opt,name=stream,proto3,enum=millwright.task.v1.Stream" json:"stream,omitempty"`
+	Stream v11.Stream `protobuf:"varint,3,opt,name=stream,proto3,enum=millwright.task.v1.Stream" json:"stream,omitempty"`
 	// Which part the bytes belong to.
 	Part OutputPart `protobuf:"varint,4,opt,name=part,proto3,enum=millwright.agent.v1.OutputPart" json:"part,omitempty"`
 	// Where they stand within the part.
@@ -2002,11 +2020,11 @@ func (x *UploadOutputRequest) GetStep() uint32 {
 	return 0
 }
 
-func (x *UploadOutputRequest) GetStream() v1.Stream {
+func (x *UploadOutputRequest) GetStream() v11.Stream {
 	if x != nil {
 		return x.Stream
 	}
-	return v1.Stream(0)
+	return v11.Stream(0)
 }
 
 func (x *UploadOutputRequest) GetPart() OutputPart {
@@ -2052,7 +2070,7 @@ type UploadOutputResponse struct {
 	// The step.
 	Step uint32 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
 	// The stream.
-	Stream v1.Stream `protobuf:"varint,3,opt,name=stream,proto3,enum=millwright.task.v1.Stream" json:"stream,omitempty"`
+	Stream v11.Stream `protobuf:"varint,3,opt,name=stream,proto3,enum=millwright.task.v1.Stream" json:"stream,omitempty"`
 	// The part.
 	Part OutputPart `protobuf:"varint,4,opt,name=part,proto3,enum=millwright.agent.v1.OutputPart" json:"part,omitempty"`
 	// The bytes of it that are durable on the server.
@@ -2107,11 +2125,11 @@ func (x *UploadOutputResponse) GetStep() uint32 {
 	return 0
 }
 
-func (x *UploadOutputResponse) GetStream() v1.Stream {
+func (x *UploadOutputResponse) GetStream() v11.Stream {
 	if x != nil {
 		return x.Stream
 	}
-	return v1.Stream(0)
+	return v11.Stream(0)
 }
 
 func (x *UploadOutputResponse) GetPart() OutputPart {
@@ -2240,14 +2258,16 @@ var File_millwright_agent_v1_session_proto protoreflect.FileDescriptor
 
 const file_millwright_agent_v1_session_proto_rawDesc = "" +
 	"\n" +
-	"!millwright/agent/v1/session.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/task.proto\"\xea\x02\n" +
+	"!millwright/agent/v1/session.proto\x12\x13millwright.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/health/v1/report.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1emillwright/task/v1/event.proto\x1a\x1dmillwright/task/v1/task.proto\"\xa8\x03\n" +
 	"\x0eSessionRequest\x12#\n" +
 	"\rsession_epoch\x18\x01 \x01(\x04R\fsessionEpoch\x122\n" +
 	"\x05hello\x18\x02 \x01(\v2\x1a.millwright.agent.v1.HelloH\x00R\x05hello\x12>\n" +
 	"\theartbeat\x18\x03 \x01(\v2\x1e.millwright.agent.v1.HeartbeatH\x00R\theartbeat\x12?\n" +
 	"\x06answer\x18\x04 \x01(\v2%.millwright.agent.v1.AssignmentAnswerH\x00R\x06answer\x129\n" +
 	"\x06events\x18\x05 \x01(\v2\x1f.millwright.agent.v1.EventBatchH\x00R\x06events\x128\n" +
-	"\acredits\x18\x06 \x01(\v2\x1c.millwright.agent.v1.CreditsH\x00R\acreditsB\t\n" +
+	"\acredits\x18\x06 \x01(\v2\x1c.millwright.agent.v1.CreditsH\x00R\acredits\x12<\n" +
+	"\x06health\x18\n" +
+	" \x01(\v2\".millwright.health.v1.HealthReportH\x00R\x06healthB\t\n" +
 	"\amessage\"\xf1\x04\n" +
 	"\x0fSessionResponse\x12#\n" +
 	"\rsession_epoch\x18\x01 \x01(\x04R\fsessionEpoch\x128\n" +
@@ -2458,14 +2478,15 @@ var file_millwright_agent_v1_session_proto_goTypes = []any{
 	(*UploadOutputResponse)(nil),  // 25: millwright.agent.v1.UploadOutputResponse
 	(*FetchSecretRequest)(nil),    // 26: millwright.agent.v1.FetchSecretRequest
 	(*FetchSecretResponse)(nil),   // 27: millwright.agent.v1.FetchSecretResponse
-	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
-	(v1.TaskState)(0),             // 29: millwright.task.v1.TaskState
-	(*v1.Label)(nil),              // 30: millwright.task.v1.Label
-	(*v1.Condition)(nil),          // 31: millwright.task.v1.Condition
-	(*durationpb.Duration)(nil),   // 32: google.protobuf.Duration
-	(*v1.Envelope)(nil),           // 33: millwright.task.v1.Envelope
-	(*v1.SignedLeaf)(nil),         // 34: millwright.task.v1.SignedLeaf
-	(v1.Stream)(0),                // 35: millwright.task.v1.Stream
+	(*v1.HealthReport)(nil),       // 28: millwright.health.v1.HealthReport
+	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
+	(v11.TaskState)(0),            // 30: millwright.task.v1.TaskState
+	(*v11.Label)(nil),             // 31: millwright.task.v1.Label
+	(*v11.Condition)(nil),         // 32: millwright.task.v1.Condition
+	(*durationpb.Duration)(nil),   // 33: google.protobuf.Duration
+	(*v11.Envelope)(nil),          // 34: millwright.task.v1.Envelope
+	(*v11.SignedLeaf)(nil),        // 35: millwright.task.v1.SignedLeaf
+	(v11.Stream)(0),               // 36: millwright.task.v1.Stream
 }
 var file_millwright_agent_v1_session_proto_depIdxs = []int32{
 	3,  // 0: millwright.agent.v1.SessionRequest.hello:type_name -> millwright.agent.v1.Hello
@@ -2473,52 +2494,53 @@ var file_millwright_agent_v1_session_proto_depIdxs = []int32{
 	13, // 2: millwright.agent.v1.SessionRequest.answer:type_name -> millwright.agent.v1.AssignmentAnswer
 	17, // 3: millwright.agent.v1.SessionRequest.events:type_name -> millwright.agent.v1.EventBatch
 	11, // 4: millwright.agent.v1.SessionRequest.credits:type_name -> millwright.agent.v1.Credits
-	8,  // 5: millwright.agent.v1.SessionResponse.welcome:type_name -> millwright.agent.v1.Welcome
-	10, // 6: millwright.agent.v1.SessionResponse.heartbeat:type_name -> millwright.agent.v1.ServerHeartbeat
-	12, // 7: millwright.agent.v1.SessionResponse.assignment:type_name -> millwright.agent.v1.Assignment
-	18, // 8: millwright.agent.v1.SessionResponse.ack:type_name -> millwright.agent.v1.EventAck
-	19, // 9: millwright.agent.v1.SessionResponse.resend:type_name -> millwright.agent.v1.ResendRequest
-	20, // 10: millwright.agent.v1.SessionResponse.cancel:type_name -> millwright.agent.v1.CancelRequest
-	21, // 11: millwright.agent.v1.SessionResponse.drain:type_name -> millwright.agent.v1.DrainNotice
-	22, // 12: millwright.agent.v1.SessionResponse.goodbye:type_name -> millwright.agent.v1.Goodbye
-	23, // 13: millwright.agent.v1.SessionResponse.output_wanted:type_name -> millwright.agent.v1.OutputWanted
-	5,  // 14: millwright.agent.v1.Hello.kinds:type_name -> millwright.agent.v1.KindSupport
-	28, // 15: millwright.agent.v1.Hello.wall_time:type_name -> google.protobuf.Timestamp
-	6,  // 16: millwright.agent.v1.Hello.unfinished:type_name -> millwright.agent.v1.UnfinishedTask
-	7,  // 17: millwright.agent.v1.Hello.facts:type_name -> millwright.agent.v1.NodeFacts
-	4,  // 18: millwright.agent.v1.Hello.safe_mode:type_name -> millwright.agent.v1.SafeMode
-	29, // 19: millwright.agent.v1.UnfinishedTask.state:type_name -> millwright.task.v1.TaskState
-	30, // 20: millwright.agent.v1.NodeFacts.labels:type_name -> millwright.task.v1.Label
-	31, // 21: millwright.agent.v1.NodeFacts.conditions:type_name -> millwright.task.v1.Condition
-	28, // 22: millwright.agent.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
-	32, // 23: millwright.agent.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
-	33, // 24: millwright.agent.v1.Welcome.trust_updates:type_name -> millwright.task.v1.Envelope
-	28, // 25: millwright.agent.v1.Heartbeat.wall_time:type_name -> google.protobuf.Timestamp
-	31, // 26: millwright.agent.v1.Heartbeat.conditions:type_name -> millwright.task.v1.Condition
-	28, // 27: millwright.agent.v1.ServerHeartbeat.server_time:type_name -> google.protobuf.Timestamp
-	33, // 28: millwright.agent.v1.Assignment.envelope:type_name -> millwright.task.v1.Envelope
-	34, // 29: millwright.agent.v1.Assignment.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	14, // 30: millwright.agent.v1.AssignmentAnswer.accepted:type_name -> millwright.agent.v1.Accepted
-	15, // 31: millwright.agent.v1.AssignmentAnswer.deferred:type_name -> millwright.agent.v1.Deferred
-	16, // 32: millwright.agent.v1.AssignmentAnswer.refused:type_name -> millwright.agent.v1.Refused
-	32, // 33: millwright.agent.v1.Deferred.retry_after:type_name -> google.protobuf.Duration
-	32, // 34: millwright.agent.v1.DrainNotice.reconnect_after:type_name -> google.protobuf.Duration
-	32, // 35: millwright.agent.v1.Goodbye.reconnect_after:type_name -> google.protobuf.Duration
-	35, // 36: millwright.agent.v1.UploadOutputRequest.stream:type_name -> millwright.task.v1.Stream
-	0,  // 37: millwright.agent.v1.UploadOutputRequest.part:type_name -> millwright.agent.v1.OutputPart
-	35, // 38: millwright.agent.v1.UploadOutputResponse.stream:type_name -> millwright.task.v1.Stream
-	0,  // 39: millwright.agent.v1.UploadOutputResponse.part:type_name -> millwright.agent.v1.OutputPart
-	1,  // 40: millwright.agent.v1.AgentService.Session:input_type -> millwright.agent.v1.SessionRequest
-	24, // 41: millwright.agent.v1.AgentService.UploadOutput:input_type -> millwright.agent.v1.UploadOutputRequest
-	26, // 42: millwright.agent.v1.AgentService.FetchSecret:input_type -> millwright.agent.v1.FetchSecretRequest
-	2,  // 43: millwright.agent.v1.AgentService.Session:output_type -> millwright.agent.v1.SessionResponse
-	25, // 44: millwright.agent.v1.AgentService.UploadOutput:output_type -> millwright.agent.v1.UploadOutputResponse
-	27, // 45: millwright.agent.v1.AgentService.FetchSecret:output_type -> millwright.agent.v1.FetchSecretResponse
-	43, // [43:46] is the sub-list for method output_type
-	40, // [40:43] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	28, // 5: millwright.agent.v1.SessionRequest.health:type_name -> millwright.health.v1.HealthReport
+	8,  // 6: millwright.agent.v1.SessionResponse.welcome:type_name -> millwright.agent.v1.Welcome
+	10, // 7: millwright.agent.v1.SessionResponse.heartbeat:type_name -> millwright.agent.v1.ServerHeartbeat
+	12, // 8: millwright.agent.v1.SessionResponse.assignment:type_name -> millwright.agent.v1.Assignment
+	18, // 9: millwright.agent.v1.SessionResponse.ack:type_name -> millwright.agent.v1.EventAck
+	19, // 10: millwright.agent.v1.SessionResponse.resend:type_name -> millwright.agent.v1.ResendRequest
+	20, // 11: millwright.agent.v1.SessionResponse.cancel:type_name -> millwright.agent.v1.CancelRequest
+	21, // 12: millwright.agent.v1.SessionResponse.drain:type_name -> millwright.agent.v1.DrainNotice
+	22, // 13: millwright.agent.v1.SessionResponse.goodbye:type_name -> millwright.agent.v1.Goodbye
+	23, // 14: millwright.agent.v1.SessionResponse.output_wanted:type_name -> millwright.agent.v1.OutputWanted
+	5,  // 15: millwright.agent.v1.Hello.kinds:type_name -> millwright.agent.v1.KindSupport
+	29, // 16: millwright.agent.v1.Hello.wall_time:type_name -> google.protobuf.Timestamp
+	6,  // 17: millwright.agent.v1.Hello.unfinished:type_name -> millwright.agent.v1.UnfinishedTask
+	7,  // 18: millwright.agent.v1.Hello.facts:type_name -> millwright.agent.v1.NodeFacts
+	4,  // 19: millwright.agent.v1.Hello.safe_mode:type_name -> millwright.agent.v1.SafeMode
+	30, // 20: millwright.agent.v1.UnfinishedTask.state:type_name -> millwright.task.v1.TaskState
+	31, // 21: millwright.agent.v1.NodeFacts.labels:type_name -> millwright.task.v1.Label
+	32, // 22: millwright.agent.v1.NodeFacts.conditions:type_name -> millwright.task.v1.Condition
+	29, // 23: millwright.agent.v1.Welcome.server_time:type_name -> google.protobuf.Timestamp
+	33, // 24: millwright.agent.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
+	34, // 25: millwright.agent.v1.Welcome.trust_updates:type_name -> millwright.task.v1.Envelope
+	29, // 26: millwright.agent.v1.Heartbeat.wall_time:type_name -> google.protobuf.Timestamp
+	32, // 27: millwright.agent.v1.Heartbeat.conditions:type_name -> millwright.task.v1.Condition
+	29, // 28: millwright.agent.v1.ServerHeartbeat.server_time:type_name -> google.protobuf.Timestamp
+	34, // 29: millwright.agent.v1.Assignment.envelope:type_name -> millwright.task.v1.Envelope
+	35, // 30: millwright.agent.v1.Assignment.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	14, // 31: millwright.agent.v1.AssignmentAnswer.accepted:type_name -> millwright.agent.v1.Accepted
+	15, // 32: millwright.agent.v1.AssignmentAnswer.deferred:type_name -> millwright.agent.v1.Deferred
+	16, // 33: millwright.agent.v1.AssignmentAnswer.refused:type_name -> millwright.agent.v1.Refused
+	33, // 34: millwright.agent.v1.Deferred.retry_after:type_name -> google.protobuf.Duration
+	33, // 35: millwright.agent.v1.DrainNotice.reconnect_after:type_name -> google.protobuf.Duration
+	33, // 36: millwright.agent.v1.Goodbye.reconnect_after:type_name -> google.protobuf.Duration
+	36, // 37: millwright.agent.v1.UploadOutputRequest.stream:type_name -> millwright.task.v1.Stream
+	0,  // 38: millwright.agent.v1.UploadOutputRequest.part:type_name -> millwright.agent.v1.OutputPart
+	36, // 39: millwright.agent.v1.UploadOutputResponse.stream:type_name -> millwright.task.v1.Stream
+	0,  // 40: millwright.agent.v1.UploadOutputResponse.part:type_name -> millwright.agent.v1.OutputPart
+	1,  // 41: millwright.agent.v1.AgentService.Session:input_type -> millwright.agent.v1.SessionRequest
+	24, // 42: millwright.agent.v1.AgentService.UploadOutput:input_type -> millwright.agent.v1.UploadOutputRequest
+	26, // 43: millwright.agent.v1.AgentService.FetchSecret:input_type -> millwright.agent.v1.FetchSecretRequest
+	2,  // 44: millwright.agent.v1.AgentService.Session:output_type -> millwright.agent.v1.SessionResponse
+	25, // 45: millwright.agent.v1.AgentService.UploadOutput:output_type -> millwright.agent.v1.UploadOutputResponse
+	27, // 46: millwright.agent.v1.AgentService.FetchSecret:output_type -> millwright.agent.v1.FetchSecretResponse
+	44, // [44:47] is the sub-list for method output_type
+	41, // [41:44] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_session_proto_init() }
@@ -2532,6 +2554,7 @@ func file_millwright_agent_v1_session_proto_init() {
 		(*SessionRequest_Answer)(nil),
 		(*SessionRequest_Events)(nil),
 		(*SessionRequest_Credits)(nil),
+		(*SessionRequest_Health)(nil),
 	}
 	file_millwright_agent_v1_session_proto_msgTypes[1].OneofWrappers = []any{
 		(*SessionResponse_Welcome)(nil),

@@ -7,6 +7,7 @@
 package taskv1
 
 import (
+	v1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	anypb "google.golang.org/protobuf/types/known/anypb"
@@ -416,6 +417,7 @@ type Event struct {
 	//	*Event_IntentChanged
 	//	*Event_Undoing
 	//	*Event_Resumed
+	//	*Event_Health
 	Payload       isEvent_Payload `protobuf_oneof:"payload"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -599,6 +601,15 @@ func (x *Event) GetResumed() *TaskResumed {
 	return nil
 }
 
+func (x *Event) GetHealth() *v1.HealthEdge {
+	if x != nil {
+		if x, ok := x.Payload.(*Event_Health); ok {
+			return x.Health
+		}
+	}
+	return nil
+}
+
 type isEvent_Payload interface {
 	isEvent_Payload()
 }
@@ -658,6 +669,11 @@ type Event_Resumed struct {
 	Resumed *TaskResumed `protobuf:"bytes,20,opt,name=resumed,proto3,oneof"`
 }
 
+type Event_Health struct {
+	// A condition of the GPUs changed.
+	Health *v1.HealthEdge `protobuf:"bytes,30,opt,name=health,proto3,oneof"`
+}
+
 func (*Event_JournalOpened) isEvent_Payload() {}
 
 func (*Event_Accepted) isEvent_Payload() {}
@@ -679,6 +695,8 @@ func (*Event_IntentChanged) isEvent_Payload() {}
 func (*Event_Undoing) isEvent_Payload() {}
 
 func (*Event_Resumed) isEvent_Payload() {}
+
+func (*Event_Health) isEvent_Payload() {}
 
 // JournalOpened is the first event of a journal.
 type JournalOpened struct {
@@ -1643,7 +1661,7 @@ var File_millwright_task_v1_event_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_event_proto_rawDesc = "" +
 	"\n" +
-	"\x1emillwright/task/v1/event.proto\x12\x12millwright.task.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a\x1dmillwright/task/v1/step.proto\x1a\x1emillwright/task/v1/trust.proto\"\xa7\a\n" +
+	"\x1emillwright/task/v1/event.proto\x12\x12millwright.task.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$millwright/health/v1/condition.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a\x1dmillwright/task/v1/step.proto\x1a\x1emillwright/task/v1/trust.proto\"\xe3\a\n" +
 	"\x05Event\x12\x1d\n" +
 	"\n" +
 	"journal_id\x18\x01 \x01(\tR\tjournalId\x12\x10\n" +
@@ -1664,7 +1682,8 @@ const file_millwright_task_v1_event_proto_rawDesc = "" +
 	"\x04held\x18\x11 \x01(\v2\x1c.millwright.task.v1.TaskHeldH\x00R\x04held\x12J\n" +
 	"\x0eintent_changed\x18\x12 \x01(\v2!.millwright.task.v1.IntentChangedH\x00R\rintentChanged\x12;\n" +
 	"\aundoing\x18\x13 \x01(\v2\x1f.millwright.task.v1.TaskUndoingH\x00R\aundoing\x12;\n" +
-	"\aresumed\x18\x14 \x01(\v2\x1f.millwright.task.v1.TaskResumedH\x00R\aresumedB\t\n" +
+	"\aresumed\x18\x14 \x01(\v2\x1f.millwright.task.v1.TaskResumedH\x00R\aresumed\x12:\n" +
+	"\x06health\x18\x1e \x01(\v2 .millwright.health.v1.HealthEdgeH\x00R\x06healthB\t\n" +
 	"\apayload\"\xcc\x01\n" +
 	"\rJournalOpened\x12.\n" +
 	"\x13previous_journal_id\x18\x01 \x01(\tR\x11previousJournalId\x129\n" +
@@ -1821,12 +1840,13 @@ var file_millwright_task_v1_event_proto_goTypes = []any{
 	(*IntentChanged)(nil),         // 18: millwright.task.v1.IntentChanged
 	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
 	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
-	(*Envelope)(nil),              // 21: millwright.task.v1.Envelope
-	(*SignedLeaf)(nil),            // 22: millwright.task.v1.SignedLeaf
-	(KeyRole)(0),                  // 23: millwright.task.v1.KeyRole
-	(*Plan)(nil),                  // 24: millwright.task.v1.Plan
-	(*CommandOutcome)(nil),        // 25: millwright.task.v1.CommandOutcome
-	(*anypb.Any)(nil),             // 26: google.protobuf.Any
+	(*v1.HealthEdge)(nil),         // 21: millwright.health.v1.HealthEdge
+	(*Envelope)(nil),              // 22: millwright.task.v1.Envelope
+	(*SignedLeaf)(nil),            // 23: millwright.task.v1.SignedLeaf
+	(KeyRole)(0),                  // 24: millwright.task.v1.KeyRole
+	(*Plan)(nil),                  // 25: millwright.task.v1.Plan
+	(*CommandOutcome)(nil),        // 26: millwright.task.v1.CommandOutcome
+	(*anypb.Any)(nil),             // 27: google.protobuf.Any
 }
 var file_millwright_task_v1_event_proto_depIdxs = []int32{
 	19, // 0: millwright.task.v1.Event.wall_time:type_name -> google.protobuf.Timestamp
@@ -1842,29 +1862,30 @@ var file_millwright_task_v1_event_proto_depIdxs = []int32{
 	18, // 10: millwright.task.v1.Event.intent_changed:type_name -> millwright.task.v1.IntentChanged
 	15, // 11: millwright.task.v1.Event.undoing:type_name -> millwright.task.v1.TaskUndoing
 	12, // 12: millwright.task.v1.Event.resumed:type_name -> millwright.task.v1.TaskResumed
-	0,  // 13: millwright.task.v1.JournalOpened.reason:type_name -> millwright.task.v1.JournalReason
-	19, // 14: millwright.task.v1.JournalOpened.floor:type_name -> google.protobuf.Timestamp
-	21, // 15: millwright.task.v1.TaskAccepted.envelope:type_name -> millwright.task.v1.Envelope
-	22, // 16: millwright.task.v1.TaskAccepted.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	8,  // 17: millwright.task.v1.TaskAccepted.authorized_by:type_name -> millwright.task.v1.Authorizer
-	23, // 18: millwright.task.v1.Authorizer.role:type_name -> millwright.task.v1.KeyRole
-	24, // 19: millwright.task.v1.TaskPlanned.plan:type_name -> millwright.task.v1.Plan
-	14, // 20: millwright.task.v1.StepEnded.outcome:type_name -> millwright.task.v1.StepOutcome
-	1,  // 21: millwright.task.v1.StepOutcome.phase:type_name -> millwright.task.v1.StepPhase
-	19, // 22: millwright.task.v1.StepOutcome.start_time:type_name -> google.protobuf.Timestamp
-	19, // 23: millwright.task.v1.StepOutcome.end_time:type_name -> google.protobuf.Timestamp
-	25, // 24: millwright.task.v1.StepOutcome.command:type_name -> millwright.task.v1.CommandOutcome
-	3,  // 25: millwright.task.v1.TaskFinished.state:type_name -> millwright.task.v1.TaskState
-	2,  // 26: millwright.task.v1.TaskFinished.undo:type_name -> millwright.task.v1.UndoState
-	26, // 27: millwright.task.v1.TaskFinished.result:type_name -> google.protobuf.Any
-	14, // 28: millwright.task.v1.TaskFinished.steps:type_name -> millwright.task.v1.StepOutcome
-	14, // 29: millwright.task.v1.TaskHeld.steps:type_name -> millwright.task.v1.StepOutcome
-	4,  // 30: millwright.task.v1.IntentChanged.state:type_name -> millwright.task.v1.IntentState
-	31, // [31:31] is the sub-list for method output_type
-	31, // [31:31] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	21, // 13: millwright.task.v1.Event.health:type_name -> millwright.health.v1.HealthEdge
+	0,  // 14: millwright.task.v1.JournalOpened.reason:type_name -> millwright.task.v1.JournalReason
+	19, // 15: millwright.task.v1.JournalOpened.floor:type_name -> google.protobuf.Timestamp
+	22, // 16: millwright.task.v1.TaskAccepted.envelope:type_name -> millwright.task.v1.Envelope
+	23, // 17: millwright.task.v1.TaskAccepted.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	8,  // 18: millwright.task.v1.TaskAccepted.authorized_by:type_name -> millwright.task.v1.Authorizer
+	24, // 19: millwright.task.v1.Authorizer.role:type_name -> millwright.task.v1.KeyRole
+	25, // 20: millwright.task.v1.TaskPlanned.plan:type_name -> millwright.task.v1.Plan
+	14, // 21: millwright.task.v1.StepEnded.outcome:type_name -> millwright.task.v1.StepOutcome
+	1,  // 22: millwright.task.v1.StepOutcome.phase:type_name -> millwright.task.v1.StepPhase
+	19, // 23: millwright.task.v1.StepOutcome.start_time:type_name -> google.protobuf.Timestamp
+	19, // 24: millwright.task.v1.StepOutcome.end_time:type_name -> google.protobuf.Timestamp
+	26, // 25: millwright.task.v1.StepOutcome.command:type_name -> millwright.task.v1.CommandOutcome
+	3,  // 26: millwright.task.v1.TaskFinished.state:type_name -> millwright.task.v1.TaskState
+	2,  // 27: millwright.task.v1.TaskFinished.undo:type_name -> millwright.task.v1.UndoState
+	27, // 28: millwright.task.v1.TaskFinished.result:type_name -> google.protobuf.Any
+	14, // 29: millwright.task.v1.TaskFinished.steps:type_name -> millwright.task.v1.StepOutcome
+	14, // 30: millwright.task.v1.TaskHeld.steps:type_name -> millwright.task.v1.StepOutcome
+	4,  // 31: millwright.task.v1.IntentChanged.state:type_name -> millwright.task.v1.IntentState
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_event_proto_init() }
@@ -1888,6 +1909,7 @@ func file_millwright_task_v1_event_proto_init() {
 		(*Event_IntentChanged)(nil),
 		(*Event_Undoing)(nil),
 		(*Event_Resumed)(nil),
+		(*Event_Health)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
