@@ -16,6 +16,15 @@ type Disk struct {
 	Holders []string
 	// Swap says that the node swaps to it or to one of its partitions.
 	Swap bool
+	// Array is set for an array of other disks.
+	Array *DiskArray
+}
+
+// DiskArray is what the kernel says of an array (md).
+type DiskArray struct {
+	Level   string   // as raid0; empty while the array is not active
+	Members []string // the kernel's names of what it stands on, sorted
+	Active  bool     // it can be read and written
 }
 
 // DiskPartition is a partition that the kernel knows.
@@ -48,6 +57,26 @@ type DiskWriter interface {
 	MakeFilesystem(ctx context.Context, name string, f Filesystem) error
 }
 
+// StripedArray is an array to be made or assembled: RAID0 over whole disks.
+type StripedArray struct {
+	Device string   // the kernel's name that it is to have, as md127
+	UUID   string   // of its members
+	Disks  []string // the kernel's names, in their order
+}
+
+// ArrayWriter makes and ends arrays. A disk or array that is in use is an error
+// that wraps [ErrBusy], and nothing was changed.
+type ArrayWriter interface {
+	// MakeArray makes an array over whatever the disks hold. What was seen on an
+	// earlier array of the same disks is erased.
+	MakeArray(ctx context.Context, a StripedArray) error
+	// AssembleArray brings back an array that is on its disks.
+	AssembleArray(ctx context.Context, a StripedArray) error
+	// StopArray stops an array, by the kernel's name. Its disks keep what they
+	// hold.
+	StopArray(ctx context.Context, device string) error
+}
+
 // StorageReader looks at mounts and disks.
 type StorageReader interface {
 	MountReader
@@ -59,4 +88,5 @@ type StorageWriter interface {
 	FileWriter
 	Unmounter
 	DiskWriter
+	ArrayWriter
 }

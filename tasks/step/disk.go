@@ -20,15 +20,40 @@ const diskTimeout = 5 * time.Minute
 
 // DiskName names a disk for a person, the same way in each boot.
 func DiskName(ref *taskv1.DiskRef) string {
+	if len(ref.GetArray()) > 0 {
+		var names []string
+		for _, d := range ref.GetArray() {
+			names = append(names, DiskName(d))
+		}
+		return strings.Join(names, ", ")
+	}
 	if ref.GetSerial() != "" {
 		return "with serial " + ref.GetSerial()
 	}
 	return "in file " + ref.GetLoopFile()
 }
 
-// FindDisk returns the one disk that ref names. Two that look the same are an
-// error: neither is touched.
+// diskPhrase is a disk or array in a sentence.
+func diskPhrase(ref *taskv1.DiskRef) string {
+	if len(ref.GetArray()) > 0 {
+		return "the striped array of disks " + DiskName(ref)
+	}
+	return "disk " + DiskName(ref)
+}
+
+// FindDisk returns the one disk that ref names, or the array. Two that look the
+// same are an error: neither is touched. So is an array that does not run.
 func FindDisk(ctx context.Context, h host.DiskReader, ref *taskv1.DiskRef) (host.Disk, error) {
+	if len(ref.GetArray()) > 0 {
+		_, array, err := FindArray(ctx, h, ref.GetArray())
+		if err != nil {
+			return host.Disk{}, err
+		}
+		if array == nil || !array.Array.Active {
+			return host.Disk{}, fmt.Errorf("%s is not assembled: look at /proc/mdstat: %w", diskPhrase(ref), tasks.ErrPrecondition)
+		}
+		return *array, nil
+	}
 	disks, err := h.Disks(ctx)
 	if err != nil {
 		return host.Disk{}, err
@@ -208,7 +233,11 @@ func (s makeFilesystem) Timeout() time.Duration { return diskTimeout }
 func (s makeFilesystem) own() string            { return Content(s.args.GetFstype(), s.args.GetUuid()) }
 
 func (s makeFilesystem) Title() string {
-	return fmt.Sprintf("make %s on disk %s, which is empty", s.args.GetFstype(), DiskName(s.args.GetDisk()))
+	state := "which is empty"
+	if s.args.GetKeep() {
+		state = "unless it is there"
+	}
+	return fmt.Sprintf("make %s on %s, %s", s.args.GetFstype(), diskPhrase(s.args.GetDisk()), state)
 }
 
 func (s makeFilesystem) Observe(ctx context.Context, h host.Reader) ([]byte, error) {
@@ -216,8 +245,8 @@ func (s makeFilesystem) Observe(ctx context.Context, h host.Reader) ([]byte, err
 }
 
 func (s makeFilesystem) Apply(ctx context.Context, h host.Host) ([]byte, error) {
-	d, _, err := freeDisk(ctx, h, s.args.GetDisk(), []string{s.own()})
-	if err != nil {
+	d, contents, err := freeDisk(ctx, h, s.args.GetDisk(), []string{s.own()})
+	if err != nil || s.args.GetKeep() && len(contents) > 0 {
 		return nil, err
 	}
 	return nil, h.MakeFilesystem(ctx, d.Name, host.Filesystem{Type: s.args.GetFstype(), UUID: s.args.GetUuid(), Label: s.args.GetLabel()})

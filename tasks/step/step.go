@@ -26,6 +26,7 @@ func Register(r *tasks.Registry) {
 	tasks.AddStep(r, idempotent("mount.set"), SetMount)
 	tasks.AddStep(r, tasks.StepInfo{Type: "disk.wipe", Revision: 1, Effect: taskv1.Effect_EFFECT_IDEMPOTENT}, WipeDisk)
 	tasks.AddStep(r, idempotent("filesystem.make"), MakeFilesystem)
+	tasks.AddStep(r, idempotent("array.set"), SetArray)
 	tasks.AddStep(r, idempotent("image.import"), ImportImage)
 	tasks.AddStep(r, idempotent("image.remove"), RemoveImage)
 	tasks.AddStep(r, tasks.StepInfo{

@@ -41,8 +41,12 @@ func ScratchInfo() tasks.Info {
 
 // Locks implements [tasks.Task].
 func (Scratch) Locks(s *storagev1.ScratchSpec) []tasks.Lock {
-	sum := sha256.Sum256([]byte(step.DiskName(diskRef(s))))
-	return []tasks.Lock{{Name: intentKey(s.GetTarget())}, {Name: "disk:" + hex.EncodeToString(sum[:8])}}
+	locks := []tasks.Lock{{Name: intentKey(s.GetTarget())}}
+	for _, d := range scratchDisks(s) {
+		sum := sha256.Sum256([]byte(step.DiskName(refOf(d))))
+		locks = append(locks, tasks.Lock{Name: "disk:" + hex.EncodeToString(sum[:8])})
+	}
+	return locks
 }
 
 // Intent implements [tasks.Intender].
@@ -50,8 +54,32 @@ func (Scratch) Intent(s *storagev1.ScratchSpec) (string, tasks.IntentChange) {
 	return intentKey(s.GetTarget()), tasks.IntentSet
 }
 
+// scratchDisks are all disks of a spec.
+func scratchDisks(s *storagev1.ScratchSpec) []*storagev1.ScratchDisk {
+	if s.GetDisk() != nil {
+		return []*storagev1.ScratchDisk{s.GetDisk()}
+	}
+	return s.GetDisks()
+}
+
+func refOf(d *storagev1.ScratchDisk) *taskv1.DiskRef {
+	return &taskv1.DiskRef{Serial: d.GetSerial(), LoopFile: d.GetLoopFile()}
+}
+
+// diskRef names what the file system stands on: the disk, or the array.
 func diskRef(s *storagev1.ScratchSpec) *taskv1.DiskRef {
-	return &taskv1.DiskRef{Serial: s.GetDisk().GetSerial(), LoopFile: s.GetDisk().GetLoopFile()}
+	if s.GetDisk() != nil {
+		return refOf(s.GetDisk())
+	}
+	return &taskv1.DiskRef{Array: memberRefs(s)}
+}
+
+func memberRefs(s *storagev1.ScratchSpec) []*taskv1.DiskRef {
+	var refs []*taskv1.DiskRef
+	for _, d := range s.GetDisks() {
+		refs = append(refs, refOf(d))
+	}
+	return refs
 }
 
 func scratchType(s *storagev1.ScratchSpec) string {
@@ -71,7 +99,8 @@ func scratchUUID(s *storagev1.ScratchSpec) string {
 // scratch is what a node has of a spec.
 type scratch struct {
 	*survey
-	disk     host.Disk
+	array    *stripe   // nil for a single disk
+	disk     host.Disk // what the file system stands on; without a name while there is no array
 	contents []string
 	own      string // the file system of the spec, as contents would name it
 	content  string // of the unit file, as it should be
@@ -83,26 +112,36 @@ func lookScratch(ctx context.Context, h host.Reader, spec *storagev1.ScratchSpec
 	if err != nil {
 		return nil, err
 	}
-	d, err := step.FindDisk(ctx, h, diskRef(spec))
-	if err != nil {
-		return nil, err
-	}
-	contents, err := step.DiskContents(ctx, h, d)
-	if err != nil {
-		return nil, err
-	}
 	content, err := scratchUnit(spec)
 	if err != nil {
 		return nil, err
 	}
-	return &scratch{
-		survey: s, disk: d, contents: contents, content: content,
-		own: step.Content(scratchType(spec), scratchUUID(spec)),
-		mount: &taskv1.MountUnitStep{
-			Unit: s.unit, Where: s.target, Source: "/dev/" + d.Name, Fstype: scratchType(spec),
-			Action: taskv1.UnitAction_UNIT_ACTION_START,
-		},
-	}, nil
+	out := &scratch{survey: s, content: content, own: step.Content(scratchType(spec), scratchUUID(spec))}
+	source := ""
+	if spec.GetDisk() == nil {
+		if out.array, err = lookStripe(ctx, h, spec); err != nil {
+			return nil, err
+		}
+		source = out.array.device
+		if out.array.made() {
+			out.disk = *out.array.found
+		}
+	} else {
+		if out.disk, err = step.FindDisk(ctx, h, diskRef(spec)); err != nil {
+			return nil, err
+		}
+		source = out.disk.Name
+	}
+	if out.disk.Name != "" {
+		if out.contents, err = step.DiskContents(ctx, h, out.disk); err != nil {
+			return nil, err
+		}
+	}
+	out.mount = &taskv1.MountUnitStep{
+		Unit: s.unit, Where: s.target, Source: "/dev/" + source, Fstype: scratchType(spec),
+		Action: taskv1.UnitAction_UNIT_ACTION_START,
+	}
+	return out, nil
 }
 
 // made reports whether the disk holds the file system and nothing else.
@@ -110,17 +149,23 @@ func (s *scratch) made() bool { return slices.Equal(s.contents, []string{s.own})
 
 func (s *scratch) differences() []tasks.Difference {
 	var diffs []tasks.Difference
-	if !s.made() {
-		have := strings.Join(s.contents, ", ")
-		if have == "" {
-			have = "nothing"
-		}
-		diffs = append(diffs, tasks.Difference{Subject: "disk /dev/" + s.disk.Name, Have: have, Want: s.own})
+	if s.array != nil {
+		diffs = append(diffs, s.array.differences()...)
+	}
+	if s.disk.Name != "" && !s.made() {
+		diffs = append(diffs, tasks.Difference{Subject: "disk /dev/" + s.disk.Name, Have: orNothing(s.contents), Want: s.own})
 	}
 	for _, d := range step.CompareMount(s.table, s.mount) {
 		diffs = append(diffs, tasks.Difference{Subject: strings.TrimSpace("mount " + s.target + " " + d.What), Have: d.Have, Want: d.Want})
 	}
 	return append(diffs, s.unitDifferences(s.survey.content, s.content)...)
+}
+
+func orNothing(contents []string) string {
+	if len(contents) == 0 {
+		return "nothing"
+	}
+	return strings.Join(contents, ", ")
 }
 
 // Plan implements [tasks.Task].
@@ -137,21 +182,14 @@ func (Scratch) Plan(ctx context.Context, h host.Reader, spec *storagev1.ScratchS
 	if err != nil {
 		return tasks.Plan{}, err
 	}
-	add := func(st tasks.Step) { p.Steps = append(p.Steps, st) }
+	add := func(st ...tasks.Step) { p.Steps = append(p.Steps, st...) }
 	if s.stopFirst() {
 		if err := s.checkRelease(ctx, h); err != nil {
 			return tasks.Plan{}, err
 		}
 		add(s.stop())
 	}
-	if !s.made() && len(s.contents) > 0 {
-		add(step.WipeDisk(&taskv1.DiskWipeStep{Disk: diskRef(spec), Contents: s.contents}))
-	}
-	if !s.made() {
-		add(step.MakeFilesystem(&taskv1.FilesystemMakeStep{
-			Disk: diskRef(spec), Fstype: scratchType(spec), Uuid: scratchUUID(spec), Label: scratchLabel,
-		}))
-	}
+	add(s.prepare(spec)...)
 	if missing {
 		add(step.MakeDir(&taskv1.DirectoryStep{Path: s.target, Mode: 0o755}))
 	}
@@ -168,6 +206,26 @@ func (Scratch) Plan(ctx context.Context, h host.Reader, spec *storagev1.ScratchS
 	return p, nil
 }
 
+// prepare returns the steps to the file system.
+func (s *scratch) prepare(spec *storagev1.ScratchSpec) []tasks.Step {
+	filesystem := &taskv1.FilesystemMakeStep{
+		Disk: diskRef(spec), Fstype: scratchType(spec), Uuid: scratchUUID(spec), Label: scratchLabel,
+	}
+	if s.array != nil && !s.array.made() {
+		steps, kept := s.array.prepare()
+		filesystem.Keep = kept
+		return append(steps, step.MakeFilesystem(filesystem))
+	}
+	var steps []tasks.Step
+	if !s.made() && len(s.contents) > 0 {
+		steps = append(steps, step.WipeDisk(&taskv1.DiskWipeStep{Disk: diskRef(spec), Contents: s.contents}))
+	}
+	if !s.made() {
+		steps = append(steps, step.MakeFilesystem(filesystem))
+	}
+	return steps
+}
+
 // stopFirst reports whether the unit has to be stopped first: something else is
 // mounted, or is to be mounted otherwise. For a file system that is to be made it
 // is also disabled meanwhile, or a reboot in the middle would mount it before the
@@ -182,7 +240,7 @@ func (s *scratch) stopFirst() bool {
 // fit refuses what the node is not fit for, and says whether the mount point has
 // to be made.
 func (s *scratch) fit(ctx context.Context, h host.Reader, spec *storagev1.ScratchSpec) (missing bool, err error) {
-	if err := s.checkDisk(spec); err != nil {
+	if err := s.checkDisks(spec); err != nil {
 		return false, err
 	}
 	if s.depth > 0 && !s.written {
@@ -200,29 +258,64 @@ func (s *scratch) fit(ctx context.Context, h host.Reader, spec *storagev1.Scratc
 			return false, err
 		}
 	}
+	if s.array != nil && !s.array.made() {
+		if err := s.array.check(ctx, h); err != nil {
+			return false, err
+		}
+	}
 	return s.checkDirectory(ctx, h)
 }
 
-// checkDisk refuses a disk that is in use elsewhere, or that holds anything else
+// checkDisks looks at each disk, and at the array as if it were one.
+func (s *scratch) checkDisks(spec *storagev1.ScratchSpec) error {
+	elsewhere := slices.DeleteFunc(slices.Clone(s.table), func(m host.Mount) bool { return m.Target == s.target })
+	wipe := !slices.ContainsFunc(scratchDisks(spec), func(d *storagev1.ScratchDisk) bool { return !d.GetWipe() })
+	if s.array != nil {
+		for i, m := range s.array.members {
+			c := diskCheck{ref: m.ref, disk: step.WithoutHolder(m.disk, s.array.found), contents: m.contents, own: s.array.own, wipe: spec.GetDisks()[i].GetWipe()}
+			if err := c.check(elsewhere, s.written); err != nil {
+				return err
+			}
+		}
+		if s.array.found == nil {
+			return nil
+		}
+	}
+	disk := s.disk
+	if s.array != nil {
+		disk = *s.array.found
+	}
+	return diskCheck{ref: diskRef(spec), disk: disk, contents: s.contents, own: s.own, wipe: wipe}.check(elsewhere, s.written)
+}
+
+// diskCheck is one disk, with what it may hold.
+type diskCheck struct {
+	ref      *taskv1.DiskRef
+	disk     host.Disk
+	contents []string
+	own      string
+	wipe     bool
+}
+
+// check refuses a disk that is in use elsewhere, or that holds anything else
 // than this scratch and may not be erased.
-func (s *scratch) checkDisk(spec *storagev1.ScratchSpec) error {
-	name := fmt.Sprintf("disk %s (/dev/%s)", step.DiskName(diskRef(spec)), s.disk.Name)
-	if s.disk.ReadOnly {
+func (c diskCheck) check(elsewhere []host.Mount, written bool) error {
+	name := fmt.Sprintf("disk %s (/dev/%s)", step.DiskName(c.ref), c.disk.Name)
+	if c.disk.ReadOnly {
 		return unfit("%s can only be read: choose another disk", name)
 	}
-	elsewhere := slices.DeleteFunc(slices.Clone(s.table), func(m host.Mount) bool { return m.Target == s.target })
-	if uses := step.DiskUses(s.disk, elsewhere); len(uses) > 0 {
+	if uses := step.DiskUses(c.disk, elsewhere); len(uses) > 0 {
 		return unfit("%s is in use, and is not touched: %s: release it, or choose another disk", name, strings.Join(uses, ", "))
 	}
-	if s.made() || len(s.contents) == 0 {
+	if len(c.contents) == 0 || slices.Equal(c.contents, []string{c.own}) {
 		return nil
 	}
-	holds := strings.Join(s.contents, ", ")
-	if s.written {
+	holds := strings.Join(c.contents, ", ")
+	if written {
 		return unfit("%s came back with something else on it, and is not touched: it holds %s, not %s: look at it; to use it all the same, run storage.unmount, then storage.scratch with wipe: true",
-			name, holds, s.own)
+			name, holds, c.own)
 	}
-	if !spec.GetDisk().GetWipe() {
+	if !c.wipe {
 		return unfit("%s is not empty, and is not touched: it holds %s: choose another disk, or have it erased with its serial and wipe: true", name, holds)
 	}
 	return nil

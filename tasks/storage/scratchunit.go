@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strconv"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -23,30 +24,56 @@ const (
 	serialKey = "X-Millwright-Serial"
 	loopKey   = "X-Millwright-LoopFile"
 	maxSerial = 128
+	// maxStripe is more NVMe drives than machines have.
+	maxStripe = 32
 )
 
 // Validate implements [tasks.Task].
 func (Scratch) Validate(s *storagev1.ScratchSpec) error {
 	var p tasks.Problems
 	checkTarget(&p, "target", s.GetTarget())
-	switch id := s.GetDisk().GetId().(type) {
-	case *storagev1.ScratchDisk_Serial:
-		_, bad := firstBad(id.Serial, "._-+:")
-		if id.Serial == "" || bad || len(id.Serial) > maxSerial {
-			p.Add("disk.serial", id.Serial, fmt.Sprintf("must be the serial number of a disk, of at most %d letters, digits and ._-+:, take what lsblk -d -o NAME,SERIAL shows", maxSerial))
+	switch n := len(s.GetDisks()); {
+	case s.GetDisk() == nil && n == 0:
+		p.Add("disk", "", "is required: name the disk by serial, or a loop device by loop_file; or several in disks")
+	case s.GetDisk() != nil && n > 0:
+		p.Add("disks", strconv.Itoa(n), "cannot be given with disk: leave one of them out")
+	case n == 1 || n > maxStripe:
+		p.Add("disks", strconv.Itoa(n), fmt.Sprintf("must be 2 to %d disks: for one, use disk", maxStripe))
+	}
+	seen := map[string]bool{}
+	for i, d := range scratchDisks(s) {
+		field := "disk"
+		if s.GetDisk() == nil {
+			field = fmt.Sprintf("disks[%d]", i)
 		}
-	case *storagev1.ScratchDisk_LoopFile:
-		checkPath(&p, "disk.loop_file", id.LoopFile)
-		if s.GetDisk().GetWipe() {
-			p.Add("disk.wipe", "true", "is only for a disk known by its serial: erase the file by hand, or leave wipe out")
+		checkScratchDisk(&p, field, d)
+		name := step.DiskName(refOf(d))
+		if seen[name] {
+			p.Add(field, name, "is named twice: name each disk once")
 		}
-	default:
-		p.Add("disk", "", "is required: name the disk by serial, or a loop device by loop_file")
+		seen[name] = true
 	}
 	if _, known := storagev1.ScratchFilesystem_name[int32(s.GetFilesystem())]; !known {
 		p.Add("filesystem", fmt.Sprint(int32(s.GetFilesystem())), "is no known file system: leave it out for xfs, or choose ext4")
 	}
 	return p.Err()
+}
+
+func checkScratchDisk(p *tasks.Problems, field string, d *storagev1.ScratchDisk) {
+	switch id := d.GetId().(type) {
+	case *storagev1.ScratchDisk_Serial:
+		_, bad := firstBad(id.Serial, "._-+:")
+		if id.Serial == "" || bad || len(id.Serial) > maxSerial {
+			p.Add(field+".serial", id.Serial, fmt.Sprintf("must be the serial number of a disk, of at most %d letters, digits and ._-+:, take what lsblk -d -o NAME,SERIAL shows", maxSerial))
+		}
+	case *storagev1.ScratchDisk_LoopFile:
+		checkPath(p, field+".loop_file", id.LoopFile)
+		if d.GetWipe() {
+			p.Add(field+".wipe", "true", "is only for a disk known by its serial: erase the file by hand, or leave wipe out")
+		}
+	default:
+		p.Add(field, "", "is required: name the disk by serial, or a loop device by loop_file")
+	}
 }
 
 // scratchUnit returns the content of the mount unit of a spec. It mounts by UUID,
@@ -55,7 +82,9 @@ func (Scratch) Validate(s *storagev1.ScratchSpec) error {
 // comes later, makes it anew.
 func scratchUnit(s *storagev1.ScratchSpec) (string, error) {
 	same := proto.CloneOf(s)
-	same.GetDisk().Wipe = false // what was erased once is no part of what should be
+	for _, d := range scratchDisks(same) {
+		d.Wipe = false // what was erased once is no part of what should be
+	}
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(same)
 	if err != nil {
 		return "", fmt.Errorf("serialise spec: %w", err)
@@ -68,10 +97,12 @@ func scratchUnit(s *storagev1.ScratchSpec) (string, error) {
 		"Before=remote-fs.target",
 		specKey + "=sha256:" + hex.EncodeToString(sum[:]),
 	}
-	if serial := s.GetDisk().GetSerial(); serial != "" {
-		lines = append(lines, serialKey+"="+serial)
-	} else {
-		lines = append(lines, loopKey+"="+s.GetDisk().GetLoopFile())
+	for _, d := range scratchDisks(s) {
+		if serial := d.GetSerial(); serial != "" {
+			lines = append(lines, serialKey+"="+serial)
+		} else {
+			lines = append(lines, loopKey+"="+d.GetLoopFile())
+		}
 	}
 	return strings.Join(append(lines,
 		"", "[Mount]",
@@ -106,14 +137,25 @@ func (s *survey) unitDifferences(have, want string) []tasks.Difference {
 	return diffs
 }
 
-// scratchSource returns the device that the unit file of a scratch means, as the
-// mount table names it in this boot.
-func scratchSource(ctx context.Context, h host.Reader, u unitSettings) (string, error) {
-	d, err := step.FindDisk(ctx, h, &taskv1.DiskRef{Serial: u.setting("Unit." + serialKey), LoopFile: u.setting("Unit." + loopKey)})
-	if err != nil {
-		return "", err
+// scratchRef names what the unit file of a scratch stands on; nil for the unit
+// of anything else. The order of an array's disks is not in it and does not count
+// here.
+func scratchRef(u unitSettings) *taskv1.DiskRef {
+	var refs []*taskv1.DiskRef
+	for _, serial := range u.values["Unit."+serialKey] {
+		refs = append(refs, &taskv1.DiskRef{Serial: serial})
 	}
-	return "/dev/" + d.Name, nil
+	for _, file := range u.values["Unit."+loopKey] {
+		refs = append(refs, &taskv1.DiskRef{LoopFile: file})
+	}
+	switch len(refs) {
+	case 0:
+		return nil
+	case 1:
+		return refs[0]
+	default:
+		return &taskv1.DiskRef{Array: refs}
+	}
 }
 
 func checkScratchTools(ctx context.Context, h host.Reader, fstype string) error {

@@ -71,6 +71,11 @@ func (Unmount) Plan(ctx context.Context, h host.Reader, spec *storagev1.UnmountS
 	}
 	p := tasks.Plan{Differences: s.leftovers()}
 	p.Steps = append(p.Steps, s.release(spec.GetPolicy()))
+	stop, err := s.stopStripe(ctx, h, spec.GetPolicy())
+	if err != nil {
+		return tasks.Plan{}, err
+	}
+	p.Steps = append(p.Steps, stop...)
 	if s.written {
 		p.Steps = append(p.Steps, step.RemoveFile(&taskv1.RemoveFileStep{Path: unitPath(s.target)}))
 	}
@@ -86,12 +91,12 @@ func (s *survey) checkOurs(ctx context.Context, h host.Reader) error {
 	}
 	u := settings(s.content)
 	want := s.unitMount(u.setting("Mount.What"), u.setting("Mount.Type"), u.setting("Mount.Options"))
-	if u.setting("Unit."+serialKey) != "" || u.setting("Unit."+loopKey) != "" {
-		source, err := scratchSource(ctx, h, u)
+	if ref := scratchRef(u); ref != nil {
+		d, err := step.FindDisk(ctx, h, ref)
 		if err != nil {
 			return err
 		}
-		want.Source = source
+		want.Source = "/dev/" + d.Name
 	}
 	for _, d := range step.CompareMount(s.table, want) {
 		return unfit("%s %s of what is mounted on %s is not the unit's (%s): run storage.mount again to put it right, or unmount it by hand",

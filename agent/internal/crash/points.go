@@ -5,7 +5,7 @@ import "slices"
 // Registry returns all points, each declared once, in the order in which a task
 // comes by.
 func Registry() []Info {
-	return slices.Concat(session(), journal(), executor(), hosts(), shim(), output(), enrol())
+	return slices.Concat(session(), journal(), executor(), hosts(), disks(), shim(), output(), enrol())
 }
 
 func session() []Info {
@@ -107,10 +107,6 @@ func hosts() []Info {
 		{"host.slurm.after", Agent, Within, "after it has ended"},
 		{"host.slurm_change.before", Agent, Within, "before Slurm's controller is asked to change a node"},
 		{"host.slurm_change.after", Agent, Within, "after it has answered"},
-		{"host.disk.wipe.before", Agent, Before, "before what a disk holds is erased"},
-		{"host.disk.wipe.after", Agent, After, "after that is durable"},
-		{"host.disk.make.before", Agent, Before, "before a file system is made on a disk"},
-		{"host.disk.make.after", Agent, After, "after it is durable"},
 		{"host.command.spec.before", Agent, Before, "before the spec of a command is written"},
 		{"host.command.spec.after", Agent, After, "after it is durable"},
 		{"host.command.start.before", Agent, Before, "before the unit of a command is started"},
@@ -141,6 +137,21 @@ func hosts() []Info {
 		{"host.container.start.after", Agent, Within, "after its process was started"},
 		{"host.container.remove.stopped", Agent, Within, "after a container has ended, before it is deleted"},
 		{"host.container.remove.deleted", Agent, Within, "after it is deleted, before what is left of it is"},
+	}
+}
+
+func disks() []Info {
+	return []Info{
+		{"host.disk.wipe.before", Agent, Before, "before what a disk holds is erased"},
+		{"host.disk.wipe.after", Agent, After, "after that is durable"},
+		{"host.disk.make.before", Agent, Before, "before a file system is made on a disk"},
+		{"host.disk.make.after", Agent, After, "after it is durable"},
+		{"host.array.make.before", Agent, Before, "before disks are made an array"},
+		{"host.array.make.after", Agent, After, "after it is durable"},
+		{"host.array.assemble.before", Agent, Before, "before an array is assembled"},
+		{"host.array.assemble.after", Agent, After, "after it is"},
+		{"host.array.stop.before", Agent, Before, "before an array is stopped"},
+		{"host.array.stop.after", Agent, After, "after it is"},
 	}
 }
 

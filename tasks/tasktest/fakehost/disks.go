@@ -36,6 +36,10 @@ func (n *Node) doDisk(verb string, a []string) error {
 		n.disks[name] = d
 		return nil
 	}
+	if verb == "array" {
+		n.array(name, a[1], a[2:])
+		return nil
+	}
 	d, ok := n.disks[name]
 	if !ok {
 		return fmt.Errorf("no disk %s", name)
@@ -56,6 +60,9 @@ func (n *Node) doDisk(verb string, a []string) error {
 		d.Holders = append(d.Holders, a[1])
 	case "swap":
 		d.Swap = true
+	case "unassembled":
+		n.dissolve(d)
+		return nil
 	case "renamed":
 		delete(n.disks, name)
 		name, d.Name = a[1], a[1]
@@ -74,6 +81,9 @@ func (n *Node) diskList() []host.Disk {
 	for _, name := range slices.Sorted(maps.Keys(n.disks)) {
 		d := n.disks[name].Disk
 		d.Partitions, d.Holders = slices.Clone(d.Partitions), slices.Clone(d.Holders)
+		if d.Array != nil {
+			d.Array = &host.DiskArray{Level: d.Array.Level, Members: slices.Clone(d.Array.Members), Active: d.Array.Active}
+		}
 		out = append(out, d)
 	}
 	return out

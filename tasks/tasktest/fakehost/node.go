@@ -62,8 +62,9 @@ type Node struct {
 	slurm        cluster
 	slurmDevices []string // that the cluster's configuration names
 
-	disks         map[string]disk // by the kernel's name
-	images        map[string]bool // by digest
+	disks         map[string]disk             // by the kernel's name
+	striped       map[string][]host.Signature // what arrays hold that are stopped, by UUID
+	images        map[string]bool             // by digest
 	containers    map[string]*container
 	containerRuns int
 	endings       map[string]ending // of containers that end at once, by their arguments
@@ -101,7 +102,7 @@ func New() *Node {
 		secrets: map[string]string{}, kept: map[keptKey]keptFile{},
 		results: map[string]Result{}, commands: map[commandKey]*command{}, runs: map[string]int{},
 		slurm: newCluster(),
-		disks: map[string]disk{}, images: map[string]bool{}, containers: map[string]*container{}, endings: map[string]ending{},
+		disks: map[string]disk{}, striped: map[string][]host.Signature{}, images: map[string]bool{}, containers: map[string]*container{}, endings: map[string]ending{},
 		packages: newPackages(),
 	}
 	n.mountBase()
@@ -156,6 +157,7 @@ func (n *Node) Reboot() {
 	n.stopSlurm(slurmdUnit)
 	n.uses, n.loaded, n.failed, n.services = nil, map[string]unit{}, map[string]string{}, map[string]bool{}
 	n.mountBase()
+	n.assembleAtBoot()
 	for _, c := range n.containers {
 		c.run, c.state = 0, "" // their records stay, and nothing starts them
 	}

@@ -99,12 +99,14 @@ func arity(verb string) (least, most int) {
 	switch verb {
 	case "reload", "inhibit", "nosecrets", "nodpkg", "dpkglock":
 		return 0, 0
-	case "device", "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "fs", "lies", "absent", "stale", "enable", "disable", "foreign", "die", "blank", "swap":
+	case "device", "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "fs", "lies", "absent", "stale", "enable", "disable", "foreign", "die", "blank", "swap", "unassembled":
 		return 1, 1
 	case "dir":
 		return 1, 2
 	case "holds":
 		return 2, 3
+	case "array":
+		return 3, 34
 	case "link", "bind", "remount", "unnoticed", "secret", "later", "stuck", "show", "disk", "loop", "partition", "holder", "renamed":
 		return 2, 2
 	case "file", "mount", "busy", "edit", "owner":
@@ -135,7 +137,7 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doPackages(verb, a)
 	case "slurm":
 		return n.doSlurm(a[0], a[1:])
-	case "disk", "loop", "blank", "holds", "partition", "holder", "swap", "renamed":
+	case "disk", "loop", "blank", "holds", "partition", "holder", "swap", "renamed", "array", "unassembled":
 		return n.doDisk(verb, a)
 	case "result":
 		return n.doResult(a[0], strings.Join(a[1:], " "))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -83,7 +82,7 @@ func (d *Set) exclusive(ctx context.Context, name string) error {
 }
 
 func (d *Set) alone(name string) error {
-	fd, err := unix.Open(filepath.Join(d.cfg.Dev, name), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, err := unix.Open(d.dev(name), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if errors.Is(err, unix.EBUSY) {
 		return host.ErrBusy
 	}
@@ -95,22 +94,31 @@ func (d *Set) alone(name string) error {
 
 // settle makes what a program wrote durable.
 func (d *Set) settle(name string) error {
-	f, err := os.OpenFile(filepath.Join(d.cfg.Dev, name), os.O_RDWR, 0)
+	f, err := os.OpenFile(d.dev(name), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// run runs a program on a disk.
+// run runs a program on a disk, which is its last argument.
 func (d *Set) run(ctx context.Context, what, name string, timeout time.Duration, argv ...string) ([]byte, error) {
-	dev := filepath.Join(d.cfg.Dev, name)
+	return d.program(ctx, what, name, timeout, append(argv, d.dev(name)))
+}
+
+func (d *Set) mdadm(ctx context.Context, what, name string, argv []string) error {
+	_, err := d.program(ctx, what, name, arrayTimeout, argv)
+	return err
+}
+
+func (d *Set) program(ctx context.Context, what, name string, timeout time.Duration, argv []string) ([]byte, error) {
+	dev := d.dev(name)
 	program, err := d.cfg.Find(ctx, argv[0])
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", what, dev, err)
 	}
 	res, err := d.cfg.Children.Run(ctx, child.Spec{
-		Argv: append(append([]string{program}, argv[1:]...), dev), Timeout: timeout, Key: "disk " + name,
+		Argv: append([]string{program}, argv[1:]...), Timeout: timeout, Key: "disk " + name,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", what, dev, err)

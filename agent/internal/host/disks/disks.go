@@ -38,7 +38,7 @@ type Config struct {
 	Sys, Proc, Dev string
 }
 
-// Set implements host.DiskReader and host.DiskWriter. It is safe for
+// Set implements host.DiskReader, host.DiskWriter and host.ArrayWriter. It is safe for
 // concurrent use.
 type Set struct{ cfg Config }
 
@@ -75,7 +75,7 @@ func (d *Set) Disks(ctx context.Context) ([]host.Disk, error) {
 		if err != nil {
 			return nil, fmt.Errorf("look at disk %s: %w", e.Name(), err)
 		}
-		if disk.SizeBytes > 0 {
+		if disk.SizeBytes > 0 || disk.Array != nil {
 			out = append(out, disk)
 		}
 	}
@@ -110,7 +110,29 @@ func (d *Set) disk(name string, swaps []string) (host.Disk, error) {
 		return out, err
 	}
 	out.Swap = slices.Contains(swaps, filepath.Join(d.cfg.Dev, name))
+	if out.Array, err = array(dir); err != nil {
+		return out, err
+	}
 	return out, d.partitions(dir, swaps, &out)
+}
+
+// array returns what the kernel says of an array, nil for any other disk. One
+// that is stopped has no members and is none. The states are those of the
+// kernel's admin-guide/md.
+func array(dir string) (*host.DiskArray, error) {
+	state, err := line(dir, "md/array_state")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	a := &host.DiskArray{Active: !slices.Contains([]string{"clear", "inactive", "broken", "suspended"}, state)}
+	if a.Members, err = names(filepath.Join(dir, "slaves")); err != nil || len(a.Members) == 0 {
+		return nil, err
+	}
+	a.Level, err = line(dir, "md/level")
+	return a, err
 }
 
 func (d *Set) partitions(dir string, swaps []string, out *host.Disk) error {

@@ -21,6 +21,11 @@ func newSet(cfg Config) *Set {
 	return New(cfg)
 }
 
+// inDir finds programs in one directory only.
+func inDir(dir string) func(context.Context, string) (string, error) {
+	return func(_ context.Context, name string) (string, error) { return exec.LookPath(filepath.Join(dir, name)) }
+}
+
 // tree writes files below a directory.
 func tree(t *testing.T, dir string, files map[string]string) {
 	t.Helper()

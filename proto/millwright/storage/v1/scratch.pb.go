@@ -81,10 +81,13 @@ type ScratchSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The mount point: an absolute, clean path without symbolic links.
 	Target string `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	// The disk.
+	// The disk. Either it or disks.
 	Disk *ScratchDisk `protobuf:"bytes,2,opt,name=disk,proto3" json:"disk,omitempty"`
 	// What is made on it; unset: xfs.
-	Filesystem    ScratchFilesystem `protobuf:"varint,3,opt,name=filesystem,proto3,enum=millwright.storage.v1.ScratchFilesystem" json:"filesystem,omitempty"`
+	Filesystem ScratchFilesystem `protobuf:"varint,3,opt,name=filesystem,proto3,enum=millwright.storage.v1.ScratchFilesystem" json:"filesystem,omitempty"`
+	// Two to 32 disks instead, striped as one (RAID0): the file system has the
+	// size and speed of all, and is lost with any of them.
+	Disks         []*ScratchDisk `protobuf:"bytes,4,rep,name=disks,proto3" json:"disks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -138,6 +141,13 @@ func (x *ScratchSpec) GetFilesystem() ScratchFilesystem {
 		return x.Filesystem
 	}
 	return ScratchFilesystem_SCRATCH_FILESYSTEM_UNSPECIFIED
+}
+
+func (x *ScratchSpec) GetDisks() []*ScratchDisk {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
 }
 
 // ScratchDisk is one disk of the node, by what it is and not by its place.
@@ -323,13 +333,14 @@ var File_millwright_storage_v1_scratch_proto protoreflect.FileDescriptor
 
 const file_millwright_storage_v1_scratch_proto_rawDesc = "" +
 	"\n" +
-	"#millwright/storage/v1/scratch.proto\x12\x15millwright.storage.v1\"\xa7\x01\n" +
+	"#millwright/storage/v1/scratch.proto\x12\x15millwright.storage.v1\"\xe1\x01\n" +
 	"\vScratchSpec\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x126\n" +
 	"\x04disk\x18\x02 \x01(\v2\".millwright.storage.v1.ScratchDiskR\x04disk\x12H\n" +
 	"\n" +
 	"filesystem\x18\x03 \x01(\x0e2(.millwright.storage.v1.ScratchFilesystemR\n" +
-	"filesystem\"`\n" +
+	"filesystem\x128\n" +
+	"\x05disks\x18\x04 \x03(\v2\".millwright.storage.v1.ScratchDiskR\x05disks\"`\n" +
 	"\vScratchDisk\x12\x18\n" +
 	"\x06serial\x18\x01 \x01(\tH\x00R\x06serial\x12\x1d\n" +
 	"\tloop_file\x18\x02 \x01(\tH\x00R\bloopFile\x12\x12\n" +
@@ -369,11 +380,12 @@ var file_millwright_storage_v1_scratch_proto_goTypes = []any{
 var file_millwright_storage_v1_scratch_proto_depIdxs = []int32{
 	2, // 0: millwright.storage.v1.ScratchSpec.disk:type_name -> millwright.storage.v1.ScratchDisk
 	0, // 1: millwright.storage.v1.ScratchSpec.filesystem:type_name -> millwright.storage.v1.ScratchFilesystem
-	2, // [2:2] is the sub-list for method output_type
-	2, // [2:2] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	2, // 2: millwright.storage.v1.ScratchSpec.disks:type_name -> millwright.storage.v1.ScratchDisk
+	3, // [3:3] is the sub-list for method output_type
+	3, // [3:3] is the sub-list for method input_type
+	3, // [3:3] is the sub-list for extension type_name
+	3, // [3:3] is the sub-list for extension extendee
+	0, // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_millwright_storage_v1_scratch_proto_init() }

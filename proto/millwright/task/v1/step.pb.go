@@ -137,6 +137,63 @@ func (MountRelease) EnumDescriptor() ([]byte, []int) {
 	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{1}
 }
 
+// ArrayAction is what is done with an array.
+type ArrayAction int32
+
+const (
+	// It was not said.
+	ArrayAction_ARRAY_ACTION_UNSPECIFIED ArrayAction = 0
+	// Stripe the disks as one (RAID0); they hold nothing.
+	ArrayAction_ARRAY_ACTION_MAKE ArrayAction = 1
+	// Bring the array on its members back; what is on it stays.
+	ArrayAction_ARRAY_ACTION_ASSEMBLE ArrayAction = 2
+	// Stop the array; what is on it stays.
+	ArrayAction_ARRAY_ACTION_STOP ArrayAction = 3
+)
+
+// Enum value maps for ArrayAction.
+var (
+	ArrayAction_name = map[int32]string{
+		0: "ARRAY_ACTION_UNSPECIFIED",
+		1: "ARRAY_ACTION_MAKE",
+		2: "ARRAY_ACTION_ASSEMBLE",
+		3: "ARRAY_ACTION_STOP",
+	}
+	ArrayAction_value = map[string]int32{
+		"ARRAY_ACTION_UNSPECIFIED": 0,
+		"ARRAY_ACTION_MAKE":        1,
+		"ARRAY_ACTION_ASSEMBLE":    2,
+		"ARRAY_ACTION_STOP":        3,
+	}
+)
+
+func (x ArrayAction) Enum() *ArrayAction {
+	p := new(ArrayAction)
+	*p = x
+	return p
+}
+
+func (x ArrayAction) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ArrayAction) Descriptor() protoreflect.EnumDescriptor {
+	return file_millwright_task_v1_step_proto_enumTypes[2].Descriptor()
+}
+
+func (ArrayAction) Type() protoreflect.EnumType {
+	return &file_millwright_task_v1_step_proto_enumTypes[2]
+}
+
+func (x ArrayAction) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ArrayAction.Descriptor instead.
+func (ArrayAction) EnumDescriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{2}
+}
+
 // WriteFileStep (file.write) writes a whole file, atomically and durably.
 type WriteFileStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1766,7 +1823,9 @@ type DiskRef struct {
 	// Its serial number.
 	Serial string `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
 	// The file behind a loop device.
-	LoopFile      string `protobuf:"bytes,2,opt,name=loop_file,json=loopFile,proto3" json:"loop_file,omitempty"`
+	LoopFile string `protobuf:"bytes,2,opt,name=loop_file,json=loopFile,proto3" json:"loop_file,omitempty"`
+	// The array that stands on exactly these disks.
+	Array         []*DiskRef `protobuf:"bytes,3,rep,name=array,proto3" json:"array,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1813,6 +1872,13 @@ func (x *DiskRef) GetLoopFile() string {
 		return x.LoopFile
 	}
 	return ""
+}
+
+func (x *DiskRef) GetArray() []*DiskRef {
+	if x != nil {
+		return x.Array
+	}
+	return nil
 }
 
 // DiskWipeStep (disk.wipe) erases the signatures of a disk that nothing uses.
@@ -1881,7 +1947,9 @@ type FilesystemMakeStep struct {
 	// The UUID by which it is known afterwards.
 	Uuid string `protobuf:"bytes,3,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	// Its label.
-	Label         string `protobuf:"bytes,4,opt,name=label,proto3" json:"label,omitempty"`
+	Label string `protobuf:"bytes,4,opt,name=label,proto3" json:"label,omitempty"`
+	// Leave a file system with that UUID which is there already as it is.
+	Keep          bool `protobuf:"varint,5,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1944,6 +2012,13 @@ func (x *FilesystemMakeStep) GetLabel() string {
 	return ""
 }
 
+func (x *FilesystemMakeStep) GetKeep() bool {
+	if x != nil {
+		return x.Keep
+	}
+	return false
+}
+
 // DiskObserved is what a disk step found before it acted.
 type DiskObserved struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1988,6 +2063,145 @@ func (x *DiskObserved) GetContents() []string {
 		return x.Contents
 	}
 	return nil
+}
+
+// ArrayStep (array.set) makes, assembles or stops an array of disks that nothing
+// else uses.
+type ArrayStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its disks, in their order.
+	Disks []*DiskRef `protobuf:"bytes,1,rep,name=disks,proto3" json:"disks,omitempty"`
+	// The UUID by which its members are known.
+	Uuid string `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	// The kernel's name of the array, as md127.
+	Device string `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	// What is to be done.
+	Action        ArrayAction `protobuf:"varint,4,opt,name=action,proto3,enum=millwright.task.v1.ArrayAction" json:"action,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArrayStep) Reset() {
+	*x = ArrayStep{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArrayStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArrayStep) ProtoMessage() {}
+
+func (x *ArrayStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArrayStep.ProtoReflect.Descriptor instead.
+func (*ArrayStep) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ArrayStep) GetDisks() []*DiskRef {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
+}
+
+func (x *ArrayStep) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *ArrayStep) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *ArrayStep) GetAction() ArrayAction {
+	if x != nil {
+		return x.Action
+	}
+	return ArrayAction_ARRAY_ACTION_UNSPECIFIED
+}
+
+// ArrayObserved is what an array step found before it acted.
+type ArrayObserved struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What each disk held.
+	Disks []*DiskObserved `protobuf:"bytes,1,rep,name=disks,proto3" json:"disks,omitempty"`
+	// The kernel's name of the array that stood on them; empty when there was
+	// none.
+	Device string `protobuf:"bytes,2,opt,name=device,proto3" json:"device,omitempty"`
+	// Whether it ran.
+	Active        bool `protobuf:"varint,3,opt,name=active,proto3" json:"active,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ArrayObserved) Reset() {
+	*x = ArrayObserved{}
+	mi := &file_millwright_task_v1_step_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ArrayObserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ArrayObserved) ProtoMessage() {}
+
+func (x *ArrayObserved) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_step_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ArrayObserved.ProtoReflect.Descriptor instead.
+func (*ArrayObserved) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_step_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ArrayObserved) GetDisks() []*DiskObserved {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
+}
+
+func (x *ArrayObserved) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *ArrayObserved) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
 }
 
 var File_millwright_task_v1_step_proto protoreflect.FileDescriptor
@@ -2119,20 +2333,31 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x12\x14\n" +
 	"\x05group\x18\x05 \x01(\tR\x05group\"&\n" +
 	"\x10SecretRemoveStep\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\">\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\"q\n" +
 	"\aDiskRef\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x1b\n" +
-	"\tloop_file\x18\x02 \x01(\tR\bloopFile\"[\n" +
+	"\tloop_file\x18\x02 \x01(\tR\bloopFile\x121\n" +
+	"\x05array\x18\x03 \x03(\v2\x1b.millwright.task.v1.DiskRefR\x05array\"[\n" +
 	"\fDiskWipeStep\x12/\n" +
 	"\x04disk\x18\x01 \x01(\v2\x1b.millwright.task.v1.DiskRefR\x04disk\x12\x1a\n" +
-	"\bcontents\x18\x02 \x03(\tR\bcontents\"\x87\x01\n" +
+	"\bcontents\x18\x02 \x03(\tR\bcontents\"\x9b\x01\n" +
 	"\x12FilesystemMakeStep\x12/\n" +
 	"\x04disk\x18\x01 \x01(\v2\x1b.millwright.task.v1.DiskRefR\x04disk\x12\x16\n" +
 	"\x06fstype\x18\x02 \x01(\tR\x06fstype\x12\x12\n" +
 	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12\x14\n" +
-	"\x05label\x18\x04 \x01(\tR\x05label\"*\n" +
+	"\x05label\x18\x04 \x01(\tR\x05label\x12\x12\n" +
+	"\x04keep\x18\x05 \x01(\bR\x04keep\"*\n" +
 	"\fDiskObserved\x12\x1a\n" +
-	"\bcontents\x18\x01 \x03(\tR\bcontents*\x8e\x01\n" +
+	"\bcontents\x18\x01 \x03(\tR\bcontents\"\xa3\x01\n" +
+	"\tArrayStep\x121\n" +
+	"\x05disks\x18\x01 \x03(\v2\x1b.millwright.task.v1.DiskRefR\x05disks\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x16\n" +
+	"\x06device\x18\x03 \x01(\tR\x06device\x127\n" +
+	"\x06action\x18\x04 \x01(\x0e2\x1f.millwright.task.v1.ArrayActionR\x06action\"w\n" +
+	"\rArrayObserved\x126\n" +
+	"\x05disks\x18\x01 \x03(\v2 .millwright.task.v1.DiskObservedR\x05disks\x12\x16\n" +
+	"\x06device\x18\x02 \x01(\tR\x06device\x12\x16\n" +
+	"\x06active\x18\x03 \x01(\bR\x06active*\x8e\x01\n" +
 	"\n" +
 	"UnitAction\x12\x1b\n" +
 	"\x17UNIT_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -2143,7 +2368,12 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\fMountRelease\x12\x1d\n" +
 	"\x19MOUNT_RELEASE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13MOUNT_RELEASE_FORCE\x10\x01\x12\x16\n" +
-	"\x12MOUNT_RELEASE_LAZY\x10\x02B>Z<github.com/gpuaas/millwright/proto/millwright/task/v1;taskv1b\x06proto3"
+	"\x12MOUNT_RELEASE_LAZY\x10\x02*t\n" +
+	"\vArrayAction\x12\x1c\n" +
+	"\x18ARRAY_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11ARRAY_ACTION_MAKE\x10\x01\x12\x19\n" +
+	"\x15ARRAY_ACTION_ASSEMBLE\x10\x02\x12\x15\n" +
+	"\x11ARRAY_ACTION_STOP\x10\x03B>Z<github.com/gpuaas/millwright/proto/millwright/task/v1;taskv1b\x06proto3"
 
 var (
 	file_millwright_task_v1_step_proto_rawDescOnce sync.Once
@@ -2157,63 +2387,70 @@ func file_millwright_task_v1_step_proto_rawDescGZIP() []byte {
 	return file_millwright_task_v1_step_proto_rawDescData
 }
 
-var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_millwright_task_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_millwright_task_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_millwright_task_v1_step_proto_goTypes = []any{
 	(UnitAction)(0),             // 0: millwright.task.v1.UnitAction
 	(MountRelease)(0),           // 1: millwright.task.v1.MountRelease
-	(*WriteFileStep)(nil),       // 2: millwright.task.v1.WriteFileStep
-	(*RemoveFileStep)(nil),      // 3: millwright.task.v1.RemoveFileStep
-	(*DirectoryStep)(nil),       // 4: millwright.task.v1.DirectoryStep
-	(*UnitStep)(nil),            // 5: millwright.task.v1.UnitStep
-	(*UnitObserved)(nil),        // 6: millwright.task.v1.UnitObserved
-	(*MountUnitStep)(nil),       // 7: millwright.task.v1.MountUnitStep
-	(*MountReleased)(nil),       // 8: millwright.task.v1.MountReleased
-	(*MountObserved)(nil),       // 9: millwright.task.v1.MountObserved
-	(*CommandStep)(nil),         // 10: millwright.task.v1.CommandStep
-	(*CommandOutcome)(nil),      // 11: millwright.task.v1.CommandOutcome
-	(*OutputSummary)(nil),       // 12: millwright.task.v1.OutputSummary
-	(*ImageImportStep)(nil),     // 13: millwright.task.v1.ImageImportStep
-	(*ImageRemoveStep)(nil),     // 14: millwright.task.v1.ImageRemoveStep
-	(*ImageObserved)(nil),       // 15: millwright.task.v1.ImageObserved
-	(*ContainerStartStep)(nil),  // 16: millwright.task.v1.ContainerStartStep
-	(*ContainerMount)(nil),      // 17: millwright.task.v1.ContainerMount
-	(*ContainerRemoveStep)(nil), // 18: millwright.task.v1.ContainerRemoveStep
-	(*ContainerObserved)(nil),   // 19: millwright.task.v1.ContainerObserved
-	(*RebootStep)(nil),          // 20: millwright.task.v1.RebootStep
-	(*RebootOutcome)(nil),       // 21: millwright.task.v1.RebootOutcome
-	(*SecretWriteStep)(nil),     // 22: millwright.task.v1.SecretWriteStep
-	(*SecretRemoveStep)(nil),    // 23: millwright.task.v1.SecretRemoveStep
-	(*DiskRef)(nil),             // 24: millwright.task.v1.DiskRef
-	(*DiskWipeStep)(nil),        // 25: millwright.task.v1.DiskWipeStep
-	(*FilesystemMakeStep)(nil),  // 26: millwright.task.v1.FilesystemMakeStep
-	(*DiskObserved)(nil),        // 27: millwright.task.v1.DiskObserved
-	(*durationpb.Duration)(nil), // 28: google.protobuf.Duration
-	(*SecretRef)(nil),           // 29: millwright.task.v1.SecretRef
+	(ArrayAction)(0),            // 2: millwright.task.v1.ArrayAction
+	(*WriteFileStep)(nil),       // 3: millwright.task.v1.WriteFileStep
+	(*RemoveFileStep)(nil),      // 4: millwright.task.v1.RemoveFileStep
+	(*DirectoryStep)(nil),       // 5: millwright.task.v1.DirectoryStep
+	(*UnitStep)(nil),            // 6: millwright.task.v1.UnitStep
+	(*UnitObserved)(nil),        // 7: millwright.task.v1.UnitObserved
+	(*MountUnitStep)(nil),       // 8: millwright.task.v1.MountUnitStep
+	(*MountReleased)(nil),       // 9: millwright.task.v1.MountReleased
+	(*MountObserved)(nil),       // 10: millwright.task.v1.MountObserved
+	(*CommandStep)(nil),         // 11: millwright.task.v1.CommandStep
+	(*CommandOutcome)(nil),      // 12: millwright.task.v1.CommandOutcome
+	(*OutputSummary)(nil),       // 13: millwright.task.v1.OutputSummary
+	(*ImageImportStep)(nil),     // 14: millwright.task.v1.ImageImportStep
+	(*ImageRemoveStep)(nil),     // 15: millwright.task.v1.ImageRemoveStep
+	(*ImageObserved)(nil),       // 16: millwright.task.v1.ImageObserved
+	(*ContainerStartStep)(nil),  // 17: millwright.task.v1.ContainerStartStep
+	(*ContainerMount)(nil),      // 18: millwright.task.v1.ContainerMount
+	(*ContainerRemoveStep)(nil), // 19: millwright.task.v1.ContainerRemoveStep
+	(*ContainerObserved)(nil),   // 20: millwright.task.v1.ContainerObserved
+	(*RebootStep)(nil),          // 21: millwright.task.v1.RebootStep
+	(*RebootOutcome)(nil),       // 22: millwright.task.v1.RebootOutcome
+	(*SecretWriteStep)(nil),     // 23: millwright.task.v1.SecretWriteStep
+	(*SecretRemoveStep)(nil),    // 24: millwright.task.v1.SecretRemoveStep
+	(*DiskRef)(nil),             // 25: millwright.task.v1.DiskRef
+	(*DiskWipeStep)(nil),        // 26: millwright.task.v1.DiskWipeStep
+	(*FilesystemMakeStep)(nil),  // 27: millwright.task.v1.FilesystemMakeStep
+	(*DiskObserved)(nil),        // 28: millwright.task.v1.DiskObserved
+	(*ArrayStep)(nil),           // 29: millwright.task.v1.ArrayStep
+	(*ArrayObserved)(nil),       // 30: millwright.task.v1.ArrayObserved
+	(*durationpb.Duration)(nil), // 31: google.protobuf.Duration
+	(*SecretRef)(nil),           // 32: millwright.task.v1.SecretRef
 }
 var file_millwright_task_v1_step_proto_depIdxs = []int32{
 	0,  // 0: millwright.task.v1.UnitStep.action:type_name -> millwright.task.v1.UnitAction
 	0,  // 1: millwright.task.v1.MountUnitStep.action:type_name -> millwright.task.v1.UnitAction
-	28, // 2: millwright.task.v1.MountUnitStep.back_off:type_name -> google.protobuf.Duration
+	31, // 2: millwright.task.v1.MountUnitStep.back_off:type_name -> google.protobuf.Duration
 	1,  // 3: millwright.task.v1.MountUnitStep.release:type_name -> millwright.task.v1.MountRelease
-	28, // 4: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
-	28, // 5: millwright.task.v1.CommandStep.stop_grace:type_name -> google.protobuf.Duration
-	28, // 6: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
-	12, // 7: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
-	12, // 8: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
-	17, // 9: millwright.task.v1.ContainerStartStep.mounts:type_name -> millwright.task.v1.ContainerMount
-	28, // 10: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
-	16, // 11: millwright.task.v1.ContainerObserved.setup:type_name -> millwright.task.v1.ContainerStartStep
-	28, // 12: millwright.task.v1.RebootStep.timeout:type_name -> google.protobuf.Duration
-	28, // 13: millwright.task.v1.RebootStep.delay:type_name -> google.protobuf.Duration
-	29, // 14: millwright.task.v1.SecretWriteStep.secret:type_name -> millwright.task.v1.SecretRef
-	24, // 15: millwright.task.v1.DiskWipeStep.disk:type_name -> millwright.task.v1.DiskRef
-	24, // 16: millwright.task.v1.FilesystemMakeStep.disk:type_name -> millwright.task.v1.DiskRef
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	31, // 4: millwright.task.v1.CommandStep.timeout:type_name -> google.protobuf.Duration
+	31, // 5: millwright.task.v1.CommandStep.stop_grace:type_name -> google.protobuf.Duration
+	31, // 6: millwright.task.v1.CommandOutcome.duration:type_name -> google.protobuf.Duration
+	13, // 7: millwright.task.v1.CommandOutcome.stdout:type_name -> millwright.task.v1.OutputSummary
+	13, // 8: millwright.task.v1.CommandOutcome.stderr:type_name -> millwright.task.v1.OutputSummary
+	18, // 9: millwright.task.v1.ContainerStartStep.mounts:type_name -> millwright.task.v1.ContainerMount
+	31, // 10: millwright.task.v1.ContainerStartStep.stop_grace:type_name -> google.protobuf.Duration
+	17, // 11: millwright.task.v1.ContainerObserved.setup:type_name -> millwright.task.v1.ContainerStartStep
+	31, // 12: millwright.task.v1.RebootStep.timeout:type_name -> google.protobuf.Duration
+	31, // 13: millwright.task.v1.RebootStep.delay:type_name -> google.protobuf.Duration
+	32, // 14: millwright.task.v1.SecretWriteStep.secret:type_name -> millwright.task.v1.SecretRef
+	25, // 15: millwright.task.v1.DiskRef.array:type_name -> millwright.task.v1.DiskRef
+	25, // 16: millwright.task.v1.DiskWipeStep.disk:type_name -> millwright.task.v1.DiskRef
+	25, // 17: millwright.task.v1.FilesystemMakeStep.disk:type_name -> millwright.task.v1.DiskRef
+	25, // 18: millwright.task.v1.ArrayStep.disks:type_name -> millwright.task.v1.DiskRef
+	2,  // 19: millwright.task.v1.ArrayStep.action:type_name -> millwright.task.v1.ArrayAction
+	28, // 20: millwright.task.v1.ArrayObserved.disks:type_name -> millwright.task.v1.DiskObserved
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_step_proto_init() }
@@ -2227,8 +2464,8 @@ func file_millwright_task_v1_step_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_step_proto_rawDesc), len(file_millwright_task_v1_step_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   26,
+			NumEnums:      3,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
