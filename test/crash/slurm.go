@@ -7,7 +7,7 @@ import (
 
 // slurmSite makes the node a cluster's controller, under a configuration of its
 // own so that it can be a member too, and no member.
-const slurmSite = `systemctl disable --now slurmd 2>/dev/null; rm -f /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf; systemctl daemon-reload
+const slurmSite = `systemctl disable --now slurmd 2>/dev/null || true; rm -f /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf; systemctl daemon-reload
 mkdir -p /etc/site /var/lib/slurm/slurmctld /var/log/slurm
 cat > /etc/site/slurm.conf <<EOF
 ClusterName=site
@@ -30,8 +30,8 @@ EOF
 chown -R slurm: /var/lib/slurm /var/log/slurm; systemctl enable --now munge
 systemctl is-active -q site-slurmctld || systemd-run --unit=site-slurmctld --property=Restart=on-failure slurmctld -D -f /etc/site/slurm.conf
 export SLURM_CONF=/etc/site/slurm.conf
-for i in $(seq 100); do scontrol ping | grep -q 'is UP' && break; sleep 0.1; done
-scontrol delete nodename=$(hostname) 2>/dev/null; true`
+for i in $(seq 300); do scontrol ping | grep -q 'is UP' && break; sleep 0.1; done
+scontrol delete nodename=$(hostname) 2>/dev/null || true`
 
 // slurm are the kinds of Slurm.
 func slurm() []story {

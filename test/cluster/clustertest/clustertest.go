@@ -21,6 +21,8 @@ const AllowAll = `version: 1
 rules:
   - allow: container.run
   - allow: container.stop
+  - allow: secret.place
+  - allow: secret.remove
   - allow: slurm.drain
   - allow: slurm.join
   - allow: slurm.leave
