@@ -21,9 +21,11 @@ import (
 // gresConf is where slurmd has the controller's gres.conf while it runs.
 const gresConf = "/run/slurm/conf/gres.conf"
 
-// Waits of slurmd that have gone on too long to be chance, in polls.
 const (
+	// patience is when a wait of slurmd has gone on too long to be chance, in polls.
 	patience = int(6 * time.Second / slurmPause)
+	// startsApart is how far two starts of slurmd are from each other at least.
+	startsApart = 1100 * time.Millisecond
 )
 
 type startSlurmd struct{ args *slurmv1.SlurmdStartStep }
@@ -68,7 +70,8 @@ func (s startSlurmd) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 	if err := h.SetUnitEnabled(ctx, SlurmdUnit, true); err != nil {
 		return nil, err
 	}
-	if err := h.StopUnit(ctx, SlurmdUnit); err != nil {
+	old, err := s.stop(ctx, h)
+	if err != nil {
 		return nil, err
 	}
 	if err := h.StartUnit(ctx, SlurmdUnit); err != nil {
@@ -77,7 +80,7 @@ func (s startSlurmd) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 		}
 		return nil, reasonError(tasks.ReasonSlurmNotRegistered, "slurmd does not start: %w", err)
 	}
-	if err := s.register(ctx, h, was.SlurmdStart); err != nil {
+	if err := s.register(ctx, h, old); err != nil {
 		return nil, err
 	}
 	for _, owner := range s.args.GetResumeOwners() {
@@ -86,6 +89,21 @@ func (s startSlurmd) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 		}
 	}
 	return nil, nil
+}
+
+// stop stops slurmd, and returns when the one that the controller knows was
+// started. The controller keeps that by the second, and can hear of a slurmd
+// just after that has gone: the next one must be a second younger to be told
+// from it, as when an agent died after it had started it.
+func (s startSlurmd) stop(ctx context.Context, h host.Host) (time.Time, error) {
+	if err := h.StopUnit(ctx, SlurmdUnit); err != nil {
+		return time.Time{}, err
+	}
+	if !pause(ctx, startsApart) {
+		return time.Time{}, context.Cause(ctx)
+	}
+	n, err := h.SlurmNode(ctx, s.ref())
+	return n.SlurmdStart, err
 }
 
 func (s startSlurmd) resume(ctx context.Context, h host.Host, owner string) error {

@@ -30,7 +30,6 @@ type cluster struct {
 	slurmd  host.SlurmMachine
 	memKey  string        // the key that munged has in memory
 	skew    time.Duration // of munged's clock
-	starts  int           // of slurmd
 	badJobs string        // why no job runs
 }
 
@@ -210,7 +209,6 @@ func (n *Node) startSlurm(unit string) error {
 	if unit != slurmdUnit {
 		return nil
 	}
-	s.starts++
 	options := n.slurmOptions()
 	if n.ask("slurmd") != nil || s.tooNew() {
 		return nil // it goes on trying, and exits only later
@@ -258,7 +256,7 @@ func (n *Node) register(options string) {
 	if n.missingDevice() {
 		return
 	}
-	node.Version, node.SlurmdStart = s.slurmd.Version, time.Unix(int64(s.starts), 0).UTC()
+	node.Version, node.SlurmdStart = s.slurmd.Version, time.Now().UTC().Truncate(time.Second) // as Slurm keeps it
 	s.nodes[slurmSelf] = node
 }
 
