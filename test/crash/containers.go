@@ -39,7 +39,13 @@ mounts:
 			return t.done(ctx, "container.run", run.spec(t.label))
 		},
 	}
-	return []story{run, ends, stop}
+	// containerd refuses to start in a directory that is there, and has no process.
+	over := run
+	over.own, over.variant = true, "over a start that was cut off"
+	over.prepare = func(l string) string {
+		return run.prepare(l) + "; mkdir -p /run/containerd/io.containerd.runtime.v2.task/millwright/" + l + "/rootfs; mount -t tmpfs left /run/containerd/io.containerd.runtime.v2.task/millwright/" + l + "/rootfs"
+	}
+	return []story{run, ends, stop, over}
 }
 
 // containerFacts tell what containerd, systemd and the kernel have of a

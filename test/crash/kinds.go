@@ -40,7 +40,8 @@ type story struct {
 	idle bool
 	// boots says that the node boots anew in the middle of it.
 	boots bool
-	// own says that it needs a server of its own, as it does something to it.
+	// own says that it needs a server of its own, as it does something to it, or
+	// that it is slow: only what no other story comes by is struck in it.
 	own bool
 }
 

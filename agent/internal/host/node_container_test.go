@@ -152,6 +152,33 @@ func TestContainerLeavesNothing(t *testing.T) {
 	}
 }
 
+// What a start that was cut off has left in containerd's directory is not in the
+// way for good, and what is mounted there is not deleted with it.
+func TestContainerLeftOver(t *testing.T) {
+	h := newHost(t)
+	needNode(t)
+	archive, dgst := image(t)
+	before := runtimeState(t)
+	c := host.Container{Name: "mwtest-left", Image: dgst, Argv: []string{"/program", "run"}, Record: []byte("r")}
+	must(t, h.ImportImage(t.Context(), archive, dgst))
+	must(t, h.CreateContainer(t.Context(), c))
+	theirs := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(theirs, "kept"), nil, 0o600))
+	shell(t, "d=/run/containerd/io.containerd.runtime.v2.task/millwright/mwtest-left/rootfs; mkdir -p $d && mount --bind "+theirs+" $d")
+	must(t, h.StartContainer(t.Context(), c.Name))
+	if st, err := h.ProbeContainer(t.Context(), c.Name); err != nil || !st.Running {
+		t.Errorf("it is %+v, %v", st, err)
+	}
+	if _, err := os.Stat(filepath.Join(theirs, "kept")); err != nil {
+		t.Error("what was mounted there was deleted")
+	}
+	must(t, h.RemoveContainer(t.Context(), c.Name))
+	must(t, h.RemoveImage(t.Context(), dgst))
+	if after := runtimeState(t); after != before {
+		t.Errorf("left:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
 // A container that needs more memory than it may have ends, and it is told why.
 func TestContainerOutOfMemory(t *testing.T) {
 	h := newHost(t)

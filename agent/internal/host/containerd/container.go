@@ -28,6 +28,9 @@ import (
 const (
 	cutOffTries = 75
 	cutOffWait  = 200 * time.Millisecond
+	// leftOverTries is when what is in the way of a start counts as left over: so
+	// often containerd had no process under the name, and no shim was there.
+	leftOverTries = 25
 )
 
 func digestOf(record []byte) string {
@@ -146,9 +149,14 @@ func (r *Runtime) makeTask(ctx context.Context, c *client.Client, ctr client.Con
 		}
 		err = fmt.Errorf("make its process: %w", err)
 		// The shim's directory has no error class of its own.
-		inTheWay := errdefs.IsAlreadyExists(err) || strings.Contains(err.Error(), "file exists")
-		if !inTheWay || try == cutOffTries || !clock.Sleep(ctx, cutOffWait) {
+		taken := errdefs.IsAlreadyExists(err) || strings.Contains(err.Error(), "file exists")
+		if !taken || try == cutOffTries || !clock.Sleep(ctx, cutOffWait) {
 			return nil, err
+		}
+		if try >= leftOverTries {
+			if err := r.removeLeftOver(ctx, ctr.ID(), err); err != nil {
+				return nil, err
+			}
 		}
 	}
 }
