@@ -48,7 +48,13 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
 		}
 	}
 	join := story{kind: "slurm.join", facts: facts, prepare: prepare, state: succeeded, spec: member("mw")}
-	joined := func(ctx context.Context, t *trial) error { return t.done(ctx, "slurm.join", join.spec(t.label)) }
+	join.setup = func(ctx context.Context, t *trial) error { return noIntents(ctx, t, member("mw")("")) }
+	joined := func(ctx context.Context, t *trial) error {
+		if err := join.setup(ctx, t); err != nil {
+			return err
+		}
+		return t.done(ctx, "slurm.join", join.spec(t.label))
+	}
 	broken := join
 	broken.variant, broken.state, broken.reason, broken.undo = "that fails", failed, "SLURM_CONTROLLER_DOWN", complete
 	broken.spec = func(l string) string { return strings.ReplaceAll(join.spec(l), "localhost", "localhost:7") }
@@ -64,4 +70,26 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
 	}
 	other := "node:\n  " + strings.ReplaceAll(strings.TrimSpace(member("mw, fast")("")), "\n", "\n  ") + "\n"
 	return []story{join, broken, after("slurm.leave", "{}"), after("slurm.reconfigure", other), after("slurm.drain", "reason: a story\n"), resume}
+}
+
+// noIntents takes back what the stories before have left the node to restore: it
+// would do so in the middle of this one.
+func noIntents(ctx context.Context, t *trial, join string) error {
+	keys, err := t.sh(ctx, "millwrightd status | grep -o 'slurm:[a-z]*' | sort -u")
+	if err != nil {
+		return err
+	}
+	if strings.Contains(keys, "slurm:drain") {
+		if err := t.done(ctx, "slurm.join", join); err != nil {
+			return err
+		}
+		if err := t.done(ctx, "slurm.resume", "{}"); err != nil {
+			return err
+		}
+		keys += " slurm:member"
+	}
+	if strings.Contains(keys, "slurm:member") {
+		return t.done(ctx, "slurm.leave", "{}")
+	}
+	return nil
 }
