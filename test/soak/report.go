@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/test/cluster"
 	"github.com/gpuaas/millwright/test/invariants/check"
 )
@@ -23,13 +24,14 @@ func report(ctx context.Context, c *cluster.Cluster, w *work, k *killer, out io.
 	var last *check.History
 	var lost []string
 	began := time.Now()
+	p := &person{c: c, settled: map[string]*taskv1.Task{}}
 	err := check.Settle(ctx, quietWithin, nil, func(ctx context.Context) (*check.History, error) {
 		h, err := histories(ctx, c, k.nodes)
 		if err != nil {
 			return nil, err
 		}
 		last, lost = h, w.complete(h)
-		return h, nil
+		return h, p.settle(ctx, h)
 	})
 	var broken *check.Broken
 	if err != nil && !errors.As(err, &broken) || last == nil {
@@ -51,10 +53,12 @@ func report(ctx context.Context, c *cluster.Cluster, w *work, k *killer, out io.
 	}
 	_, _ = fmt.Fprintf(out, "killed      %d: agent %d, shim %d, server %d, in %.0f s\n", k.total(), k.killed[agent], k.killed[shim], k.killed[server], k.took.Seconds())
 	_, _ = fmt.Fprintf(out, "tasks       %d: %s\n", len(last.Server.Tasks), ends(last))
+	_, _ = fmt.Fprintf(out, "held        %s\n", p.counts())
 	_, _ = fmt.Fprintf(out, "commands    %d ran; %d cancels; %d calls repeated with their request id, %d never answered\n", ran, w.cancels, w.repeated, w.refused)
 	_, _ = fmt.Fprintf(out, "reboots     %d boots by %d tasks\n", more.boots, more.reboots)
 	_, _ = fmt.Fprintf(out, "recorded    %d log entries of %d nodes; at rest %.0f s after the last kill\n", len(last.Server.Entries), len(last.Nodes), time.Since(began).Seconds())
 	_, _ = fmt.Fprintf(out, "duplicated  %d\nlost        %d\n", count[check.Once], count[check.Kept])
+	more.wrong = append(more.wrong, p.unexpected()...)
 	others := len(more.wrong)
 	for _, name := range check.Names() {
 		if name != check.Once && name != check.Kept {

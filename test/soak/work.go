@@ -18,7 +18,7 @@ import (
 const (
 	program = "/usr/local/bin/soak-mark"
 	marks   = "/var/lib/soak/marks"
-	policy  = "version: 1\nrules:\n  - allow: storage.mount\n  - allow: storage.unmount\n  - allow: container.run\n  - allow: container.stop\n  - allow: system.reboot\n  - allow: system.command\n    argv: [\"" + program + "\"]\n"
+	policy  = "version: 1\nrules:\n  - allow: storage.mount\n  - allow: storage.unmount\n  - allow: container.run\n  - allow: container.stop\n  - allow: system.reboot\n  - allow: task.resolve\n  - allow: system.command\n    argv: [\"" + program + "\"]\n"
 	// script writes its mark, stays for a while, and exits as it is told.
 	script = "#!/bin/sh\n# soak-mark KEY SECONDS CODE\nmkdir -p /var/lib/soak\necho \"$1\" >>" + marks + "\nsleep \"$2\"\nexit \"$3\"\n"
 	// containerNames is how many containers a node may have.
