@@ -25,6 +25,8 @@ import (
 type Registry struct {
 	kinds map[string]*Kind
 	steps map[string]stepType
+	// askers are asked before a plan disturbs the node.
+	askers []Asker
 }
 
 type stepType struct {
@@ -260,7 +262,11 @@ func (r *Registry) Plan(ctx context.Context, h host.Reader, k *Kind, spec proto.
 	for _, d := range p.Differences {
 		out.Differences = append(out.Differences, &taskv1.Difference{Subject: d.Subject, Have: d.Have, Want: d.Want})
 	}
-	for _, s := range p.Steps {
+	steps, err := r.gate(ctx, h, k, spec, p, out)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range steps {
 		sealed, err := r.Seal(s)
 		if err != nil {
 			return nil, err
@@ -292,6 +298,10 @@ func (r *Registry) Seal(s Step) (*taskv1.PlannedStep, error) {
 		if d, ok := s.(Delayer); ok && d.Delay() > 0 {
 			p.StartDelay = durationpb.New(d.Delay())
 		}
+		if w, ok := s.(Waiter); ok {
+			p.WaitMost = durationpb.New(w.WaitMost())
+		}
+		_, p.Gate = s.(GateStep)
 		return p, retrying(s, p)
 	}
 	return nil, fmt.Errorf("seal step with arguments %s: %w", name, ErrUnknownStep)
@@ -321,8 +331,13 @@ func (r *Registry) Open(p *taskv1.PlannedStep) (Step, error) {
 	return t.open(p.GetArgs())
 }
 
-// MarshalPlan returns the deterministic bytes of a plan and their SHA-256.
+// MarshalPlan returns the deterministic bytes of a plan and their SHA-256. Who is
+// in the way just now is no part of them.
 func MarshalPlan(p *taskv1.Plan) (b []byte, digest []byte, err error) {
+	if len(p.GetInTheWay()) > 0 {
+		p = proto.CloneOf(p)
+		p.InTheWay = nil
+	}
 	b, err = text.Marshal(p)
 	if err != nil {
 		return nil, nil, fmt.Errorf("serialise plan of %s: %w", p.GetKind(), err)

@@ -66,6 +66,9 @@ type Plan struct {
 	Steps []Step
 	// Differences name what is not as the spec wants it.
 	Differences []Difference
+	// Disturbs is what the steps do to others' work on the node; nil: nothing.
+	// The registry puts steps around them that ask whose work it is.
+	Disturbs *Disturbance
 }
 
 // Difference is one thing that is not as the spec wants it.

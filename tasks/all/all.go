@@ -16,6 +16,7 @@ import (
 func Registry() *tasks.Registry {
 	r := tasks.NewRegistry()
 	step.Register(r)
+	r.AddAsker(slurm.Asker{})
 	tasks.Add(r, container.RunInfo(), container.Run{})
 	tasks.Add(r, container.StopInfo(), container.Stop{})
 	tasks.Add(r, secret.PlaceInfo(), secret.Place{})

@@ -75,6 +75,8 @@ func SlurmOwned(reason, owner string) bool {
 // SlurmJob is a job on a node.
 type SlurmJob struct {
 	ID, User, State, Name string
+	// End is when its time is over; zero: not known, or it has no limit.
+	End time.Time
 }
 
 // SlurmController is what a controller says of itself.

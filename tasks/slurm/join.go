@@ -260,7 +260,7 @@ func (s *survey) preflight(ctx context.Context, h host.Reader, spec *slurmv1.Joi
 			return unfit("unit %s is %s: install the package %s, or unmask the unit", u.name, u.st.Load, u.pkg)
 		}
 	}
-	if _, err := h.Lstat(ctx, "/etc/slurm/slurm.conf"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := h.Lstat(ctx, siteConf); !errors.Is(err, fs.ErrNotExist) {
 		if err != nil {
 			return err
 		}

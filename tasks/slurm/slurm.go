@@ -32,7 +32,7 @@ const (
 
 // The tags of drains. Each ends only its own.
 const (
-	ownerDrain       = "mw:drain"
+	ownerDrain       = step.OwnerDrain
 	ownerLeave       = "mw:leave"
 	ownerReconfigure = "mw:reconfigure"
 )

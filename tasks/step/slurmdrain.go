@@ -110,7 +110,11 @@ func SlurmJobs(jobs []host.SlurmJob) string {
 	const most = 5
 	var names []string
 	for _, j := range jobs[:min(len(jobs), most)] {
-		names = append(names, fmt.Sprintf("%s of %s (%s)", j.ID, j.User, strings.ToLower(j.State)))
+		until := ""
+		if !j.End.IsZero() {
+			until = ", until " + j.End.UTC().Format(time.RFC3339) + " at most"
+		}
+		names = append(names, fmt.Sprintf("%s of %s (%s%s)", j.ID, j.User, strings.ToLower(j.State), until))
 	}
 	s := "job " + strings.Join(names, ", ")
 	if len(jobs) > most {

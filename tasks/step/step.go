@@ -45,6 +45,8 @@ func Register(r *tasks.Registry) {
 	tasks.AddStep(r, idempotent("slurm.stop"), StopSlurmd)
 	tasks.AddStep(r, idempotent("slurm.start"), StartSlurmd)
 	tasks.AddStep(r, idempotent("slurm.drain"), DrainSlurm)
+	tasks.AddStep(r, idempotent("slurm.ask"), AskSlurm)
+	tasks.AddStep(r, idempotent("slurm.return"), ReturnSlurm)
 	tasks.AddStep(r, tasks.StepInfo{Type: "node.reboot", Revision: 1, Effect: taskv1.Effect_EFFECT_REBOOT}, Reboot)
 }
 

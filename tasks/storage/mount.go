@@ -38,9 +38,10 @@ var (
 // MountInfo describes storage.mount.
 func MountInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "storage.mount", Revision: 2, Class: tasks.State,
+		Kind: "storage.mount", Revision: 3, Class: tasks.State,
 		Since: map[protoreflect.Name]uint32{
 			"nfs": 2, "lustre": 2, "weka": 2, "beegfs": 2, "cephfs": 2, "s3": 2, "device": 2, "wait": 2, "sentinel": 2,
+			"wait_for_jobs": 3,
 		},
 		Summary: "mount a file system, now and after each boot",
 	}
@@ -109,7 +110,11 @@ func (Mount) Plan(ctx context.Context, h host.Reader, spec *storagev1.MountSpec)
 			return tasks.Plan{}, err
 		}
 	}
-	return tasks.Plan{Differences: diffs, Steps: s.steps(want, content, again, missing)}, nil
+	p := tasks.Plan{Differences: diffs, Steps: s.steps(want, content, again, missing)}
+	if again {
+		p.Disturbs = s.disturbs("mounts "+s.target+" again", spec.GetWaitForJobs())
+	}
+	return p, nil
 }
 
 // wantedNow is wanted, with the name that the mount table has for a disk.

@@ -188,6 +188,7 @@ func (Scratch) Plan(ctx context.Context, h host.Reader, spec *storagev1.ScratchS
 			return tasks.Plan{}, err
 		}
 		add(s.stop())
+		p.Disturbs = s.disturbs("mounts "+s.target+" again", nil)
 	}
 	add(s.prepare(spec)...)
 	if missing {

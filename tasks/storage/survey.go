@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -161,4 +163,13 @@ func (s *survey) checkRelease(ctx context.Context, h host.Reader) error {
 // unfit returns an error that refuses the task.
 func unfit(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), tasks.ErrPrecondition)
+}
+
+// disturbs says what taking the mount away does to those who use it. Nobody can
+// use what is not there, or what is dead.
+func (s *survey) disturbs(what string, wait *durationpb.Duration) *tasks.Disturbance {
+	if s.depth == 0 || s.health == host.MountDisconnected || s.health == host.MountStale {
+		return nil
+	}
+	return &tasks.Disturbance{What: what, Wait: tasks.JobWait(wait)}
 }

@@ -27,8 +27,8 @@ var (
 // UnmountInfo describes storage.unmount.
 func UnmountInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "storage.unmount", Revision: 2, Class: tasks.State,
-		Since:   map[protoreflect.Name]uint32{"policy": 2},
+		Kind: "storage.unmount", Revision: 3, Class: tasks.State,
+		Since:   map[protoreflect.Name]uint32{"policy": 2, "wait_for_jobs": 3},
 		Summary: "unmount what storage.mount mounted, and keep it unmounted",
 	}
 }
@@ -38,6 +38,7 @@ func (Unmount) Validate(s *storagev1.UnmountSpec) error {
 	var p tasks.Problems
 	checkTarget(&p, "target", s.GetTarget())
 	checkEnum(&p, "policy", s.GetPolicy())
+	tasks.CheckJobWait(&p, s.GetWaitForJobs())
 	return p.Err()
 }
 
@@ -69,7 +70,7 @@ func (Unmount) Plan(ctx context.Context, h host.Reader, spec *storagev1.UnmountS
 	if err := s.checkRelease(ctx, h); err != nil {
 		return tasks.Plan{}, err
 	}
-	p := tasks.Plan{Differences: s.leftovers()}
+	p := tasks.Plan{Differences: s.leftovers(), Disturbs: s.disturbs("unmounts "+s.target, spec.GetWaitForJobs())}
 	p.Steps = append(p.Steps, s.release(spec.GetPolicy()))
 	stop, err := s.stopStripe(ctx, h, spec.GetPolicy())
 	if err != nil {

@@ -27,6 +27,7 @@ const (
 func (Mount) Validate(s *storagev1.MountSpec) error {
 	var p tasks.Problems
 	target := checkTarget(&p, "target", s.GetTarget())
+	tasks.CheckJobWait(&p, s.GetWaitForJobs())
 	switch src := s.GetSource().(type) {
 	case *storagev1.MountSpec_Bind:
 		checkBind(&p, src.Bind, s.GetTarget(), target)

@@ -8,6 +8,7 @@ import (
 	"unicode"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	systemv1 "github.com/gpuaas/millwright/proto/millwright/system/v1"
@@ -36,7 +37,8 @@ var (
 // RebootInfo describes system.reboot.
 func RebootInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "system.reboot", Revision: 1, Class: tasks.Action,
+		Kind: "system.reboot", Revision: 2, Class: tasks.Action,
+		Since:      map[protoreflect.Name]uint32{"wait_for_jobs": 2},
 		Impact:     []taskv1.Impact{taskv1.Impact_IMPACT_REBOOT},
 		PassesHeld: true,
 		Summary:    "reboot the node once, when no other task runs",
@@ -48,6 +50,7 @@ func (Reboot) Validate(s *systemv1.RebootSpec) error {
 	var p tasks.Problems
 	checkSpan(&p, "delay", s.GetDelay(), 0, maxDelay, "no delay")
 	checkSpan(&p, "timeout", s.GetTimeout(), minReboot, maxReboot, defaultReboot.String())
+	tasks.CheckJobWait(&p, s.GetWaitForJobs())
 	if r := s.GetReason(); len(r) > maxReason || strings.ContainsFunc(r, func(c rune) bool { return !unicode.IsPrint(c) }) {
 		p.Add("reason", shorten(r), fmt.Sprintf("must be at most %d bytes of printable text on one line: shorten it", maxReason))
 	}
@@ -89,7 +92,10 @@ func (Reboot) Plan(ctx context.Context, h host.Reader, s *systemv1.RebootSpec) (
 	if s.GetDelay().AsDuration() > 0 {
 		args.Delay = s.GetDelay()
 	}
-	return tasks.Plan{Steps: []tasks.Step{step.Reboot(args)}}, nil
+	return tasks.Plan{
+		Steps:    []tasks.Step{step.Reboot(args)},
+		Disturbs: &tasks.Disturbance{What: "reboots the node", Wait: tasks.JobWait(s.GetWaitForJobs()), Reboots: true},
+	}, nil
 }
 
 // Verify implements [tasks.Task]: its step has compared the boot ids.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
@@ -134,7 +135,7 @@ func (r *reference) forward(ctx context.Context, p *tasktest.Process, t tasktest
 			case taskv1.StepPhase_STEP_PHASE_UNSPECIFIED:
 				sr.before, err = s.Observe(ctx, h)
 			case taskv1.StepPhase_STEP_PHASE_OBSERVED:
-				sr.out, err = s.Apply(ctx, h)
+				sr.out, err = apply(ctx, s, h)
 				sr.unsure = err != nil
 			default:
 				err = s.Verify(ctx, h)
@@ -158,9 +159,28 @@ func (r *reference) forward(ctx context.Context, p *tasktest.Process, t tasktest
 	if err := k.Verify(ctx, p.Hosts().Prober(), t.Spec); err != nil {
 		return &tasks.ReasonError{Reason: "VERIFY_FAILED", Err: err}
 	}
-	result, err := k.Result(ctx, p.Hosts().Prober(), t.Spec, outs)
+	result, err := k.Result(ctx, p.Hosts().Prober(), t.Spec, tasks.OwnOuts(rec.plan, outs))
 	o.Result = result
 	return err
+}
+
+// apply applies a step, and has it look again as long as it may wait.
+func apply(ctx context.Context, s tasks.Step, h host.Host) (out []byte, err error) {
+	var most time.Duration
+	if w, ok := s.(tasks.Waiter); ok {
+		most = w.WaitMost()
+	}
+	for begun := time.Now(); ; {
+		out, err = s.Apply(ctx, h)
+		if !tasks.IsWait(err) || time.Since(begun) >= most {
+			return out, err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return out, context.Cause(ctx)
+		}
+	}
 }
 
 func (r *reference) backward(ctx context.Context, p *tasktest.Process, t tasktest.Task, rec *record, o *tasktest.Outcome) error {

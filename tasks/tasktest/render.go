@@ -3,6 +3,7 @@ package tasktest
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -16,6 +17,16 @@ func renderPlan(reg *tasks.Registry, p *taskv1.Plan) (string, error) {
 	var b strings.Builder
 	for _, d := range p.GetDifferences() {
 		fmt.Fprintf(&b, "difference %s: have %q, want %q\n", d.GetSubject(), d.GetHave(), d.GetWant())
+	}
+	for _, w := range p.GetInTheWay() {
+		fmt.Fprintf(&b, "in the way: %s node %s %s reason %q\n", w.GetManager(), w.GetNode(), w.GetState(), w.GetReason())
+		for _, j := range w.GetWork() {
+			fmt.Fprintf(&b, "    job %s of %s: %s", j.GetId(), j.GetOwner(), j.GetState())
+			if j.GetEndTime() != nil {
+				fmt.Fprintf(&b, ", until %s", j.GetEndTime().AsTime().Format(time.RFC3339))
+			}
+			b.WriteString("\n")
+		}
 	}
 	for i, sealed := range p.GetSteps() {
 		s, err := reg.Open(sealed)
@@ -32,6 +43,9 @@ func renderPlan(reg *tasks.Registry, p *taskv1.Plan) (string, error) {
 		}
 		if n := sealed.GetMaxAttempts(); n > 0 {
 			fmt.Fprintf(&b, ", %d attempts, back-off %v", n, sealed.GetBackOff().AsDuration())
+		}
+		if d := sealed.GetWaitMost(); d != nil {
+			fmt.Fprintf(&b, ", waits %v at most", d.AsDuration())
 		}
 		fmt.Fprintf(&b, ": %s\n", sealed.GetTitle())
 		renderFields(&b, s.Args())

@@ -43,6 +43,7 @@ func executor() []Info {
 		{"executor.plan.made", Agent, Within, "after a plan was made, before it is written"},
 		{"executor.plan.committed", Agent, Within, "after it is durable"},
 		{"executor.step.observed", Agent, Within, "after Observe is durable"},
+		{"executor.step.waits", Agent, Within, "after it is durable that a step waits for others"},
 		{"executor.step.again", Agent, Within, "after it is durable that a step is applied once more"},
 		{"executor.step.apply", Agent, Within, "before Apply is called"},
 		{"executor.step.changed", Agent, Within, "after Apply returned, before that is written"},

@@ -185,6 +185,9 @@ func (t *task) applyError(ctx, limited context.Context, i int, err error) error 
 	fails := func(reason, why string) error {
 		return &failure{reason: reason, message: why + stepMessage(i, planned, err), step: i}
 	}
+	if tasks.IsWait(err) {
+		err = fmt.Errorf("%s%w", waitedFor(planned, t.steps[i]), err)
+	}
 	var known *tasks.ReasonError
 	isKnown := errors.As(err, &known)
 	if isKnown && known.Unchanged {

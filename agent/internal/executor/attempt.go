@@ -33,6 +33,9 @@ func repeatable(p *taskv1.PlannedStep) bool {
 // in the journal, so that no restart begins it anew.
 func (t *task) again(ctx context.Context, i int, err error) (bool, error) {
 	sr, planned := t.steps[i], t.plan.GetSteps()[i]
+	if tasks.IsWait(err) && ctx.Err() == nil {
+		return t.lookLater(ctx, i, err)
+	}
 	if !repeatable(planned) || !tasks.IsTransient(err) || ctx.Err() != nil || errors.Is(err, errHangs) ||
 		sr.GetFailures()+1 >= planned.GetMaxAttempts() {
 		return false, nil

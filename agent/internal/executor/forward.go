@@ -75,6 +75,11 @@ func (t *task) forward(ctx context.Context) error {
 
 func (t *task) toTheEnd(ctx context.Context) (*anypb.Any, error) {
 	for i := range t.steps {
+		if i == t.ownEnd() {
+			if err := t.checkOwn(ctx, i); err != nil {
+				return nil, err
+			}
+		}
 		if err := t.step(ctx, i); err != nil {
 			return nil, err
 		}
@@ -204,7 +209,11 @@ func (t *task) deadline() time.Duration {
 	if d := t.leaf.GetDeadline().AsDuration(); d > 0 {
 		return d
 	}
-	return t.kind.Deadline(t.spec)
+	d := t.kind.Deadline(t.spec)
+	for _, s := range t.plan.GetSteps() {
+		d += s.GetWaitMost().AsDuration() // others' time
+	}
+	return d
 }
 
 // remaining is how much of its time the task has left, by CLOCK_BOOTTIME.
@@ -254,6 +263,7 @@ func (t *task) result(ctx context.Context) (*anypb.Any, error) {
 	for i, sr := range t.steps {
 		outs[i] = sr.GetOut()
 	}
+	outs = tasks.OwnOuts(t.plan, outs)
 	return retry(ctx, t, verifyTries, func() (*anypb.Any, error) {
 		return t.kind.Result(ctx, t.e.cfg.Hosts.Prober(), t.spec, outs)
 	})

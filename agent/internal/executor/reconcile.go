@@ -176,6 +176,11 @@ func (e *Executor) restore(ctx context.Context, t *task) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("plan the restore: %w", err)
 	}
+	for _, w := range plan.GetInTheWay() {
+		if len(w.GetWork()) > 0 {
+			return false, fmt.Errorf("%s has jobs on the node that a restore would disturb, and it does not wait for them: it is tried again later", w.GetManager())
+		}
+	}
 	encoded, digest, err := tasks.MarshalPlan(plan)
 	if err != nil {
 		return false, err

@@ -3,6 +3,7 @@ package ctl
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
@@ -46,6 +47,7 @@ func planText(t *taskv1.Task) string {
 			fmt.Fprintf(&b, "    %d  %s  (%s)\n", i, printable(s.GetTitle()), stepNote(s))
 		}
 	}
+	b.WriteString(inTheWayText(p.GetInTheWay()))
 	if len(p.GetImpact()) > 0 {
 		words := make([]string, len(p.GetImpact()))
 		for i, v := range p.GetImpact() {
@@ -81,4 +83,27 @@ func orNothing(s string) string {
 		return "nothing"
 	}
 	return printable(s)
+}
+
+// inTheWayText says whose work a plan waits for.
+func inTheWayText(list []*taskv1.InTheWay) string {
+	var b strings.Builder
+	for _, w := range list {
+		fmt.Fprintf(&b, "  In the way: %s has node %s as %s", printable(w.GetManager()), printable(w.GetNode()), printable(w.GetState()))
+		if w.GetReason() != "" {
+			fmt.Fprintf(&b, " (%s)", printable(w.GetReason()))
+		}
+		if len(w.GetWork()) == 0 {
+			b.WriteString(", and no job there")
+		}
+		b.WriteString("\n")
+		for _, j := range w.GetWork() {
+			fmt.Fprintf(&b, "    job %s of %s (%s) is %s", printable(j.GetId()), printable(j.GetOwner()), printable(j.GetName()), printable(j.GetState()))
+			if end := j.GetEndTime(); end != nil {
+				fmt.Fprintf(&b, ", until %s at most", end.AsTime().UTC().Format(time.RFC3339))
+			}
+			b.WriteString("\n")
+		}
+	}
+	return b.String()
 }

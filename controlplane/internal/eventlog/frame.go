@@ -155,6 +155,7 @@ func (t *Tx) reading(event *taskv1.Event) (kind, id string, apply func(*serverv1
 		return "STEP_ENDED", p.StepEnded.GetTaskId(), func(row *serverv1.TaskRow, ev *taskv1.TaskEvent) {
 			putStep(row.GetTask(), p.StepEnded.GetStep(), p.StepEnded.GetOutcome())
 			ev.Message = stepMessage(row.GetTask(), p.StepEnded)
+			ClearConditions(&row.Task.Conditions, "Waiting")
 		}
 	}
 	return t.readingOfEnd(event)
@@ -163,6 +164,12 @@ func (t *Tx) reading(event *taskv1.Event) (kind, id string, apply func(*serverv1
 // readingOfEnd is reading for what comes late in a task's life.
 func (t *Tx) readingOfEnd(event *taskv1.Event) (kind, id string, apply func(*serverv1.TaskRow, *taskv1.TaskEvent)) {
 	switch p := event.GetPayload().(type) {
+	case *taskv1.Event_StepWaiting:
+		return "STEP_WAITING", p.StepWaiting.GetTaskId(), func(row *serverv1.TaskRow, ev *taskv1.TaskEvent) {
+			ev.Reason = p.StepWaiting.GetReason()
+			ev.Message = fmt.Sprintf("step %d: %s", p.StepWaiting.GetStep(), p.StepWaiting.GetMessage())
+			t.condition(row.GetTask(), "Waiting", ev.Reason, ev.Message)
+		}
 	case *taskv1.Event_Resumed:
 		return "RESUMED", p.Resumed.GetTaskId(), func(row *serverv1.TaskRow, ev *taskv1.TaskEvent) {
 			ev.Message = fmt.Sprintf("at step %d: %s", p.Resumed.GetStep(), p.Resumed.GetFound())
@@ -174,6 +181,7 @@ func (t *Tx) readingOfEnd(event *taskv1.Event) (kind, id string, apply func(*ser
 	case *taskv1.Event_Undoing:
 		return "UNDOING", p.Undoing.GetTaskId(), func(row *serverv1.TaskRow, ev *taskv1.TaskEvent) {
 			ev.Reason, ev.Message = p.Undoing.GetReason(), p.Undoing.GetMessage()
+			ClearConditions(&row.Task.Conditions, "Waiting")
 			if row.GetTask().GetState() == taskv1.TaskState_TASK_STATE_HELD { // a person has said so
 				t.to(row.GetTask(), taskv1.TaskState_TASK_STATE_RUNNING)
 			}

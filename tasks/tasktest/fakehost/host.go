@@ -233,6 +233,7 @@ func (v *view) Reboot(ctx context.Context, _ string) error {
 	inhibited := v.n.inhibited
 	if !inhibited {
 		v.n.reboots++
+		v.n.disturb("rebooted", "/")
 	}
 	v.n.mu.Unlock()
 	if inhibited {

@@ -41,7 +41,8 @@ import (
 //	nodpkg                          dpkglock
 //	slurm controller SERVER VERSION  slurm key CONTENT          slurm down|up|gone
 //	slurm node|static NAME STATES [GRES [REASON]]               slurm skew DURATION
-//	slurm job NODE ID USER STATE     slurm nojob NODE           slurm slurmd VERSION
+//	slurm job NODE ID USER STATE [DURATION]: it ends after that
+//	slurm nojob NODE                 slurm slurmd VERSION
 //	slurm forget NODE                slurm drain NODE REASON    slurm memory MIB
 //	slurm nojobs REASON: none is run slurm device PATH: one that must be there
 //	disk NAME SERIAL|-              loop NAME FILE              blank NAME

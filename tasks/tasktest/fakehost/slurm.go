@@ -31,6 +31,9 @@ type cluster struct {
 	memKey  string        // the key that munged has in memory
 	skew    time.Duration // of munged's clock
 	badJobs string        // why no job runs
+	// disturbed are the jobs that ran while something was done that disturbs them.
+	disturbed []string
+	uses      []string // JOB TARGET
 }
 
 func newCluster() cluster {
@@ -85,7 +88,8 @@ func (n *Node) slurmNode(ref host.SlurmRef) (host.SlurmNode, error) {
 	if !ok {
 		return host.SlurmNode{Name: slurmName(ref)}, nil
 	}
-	node.States, node.Jobs = slices.Clone(node.States), slices.Clone(node.Jobs)
+	node.States = slices.Clone(node.States)
+	node.Jobs = slices.DeleteFunc(slices.Clone(node.Jobs), func(j host.SlurmJob) bool { return !j.End.IsZero() && !time.Now().Before(j.End) })
 	return node, nil
 }
 

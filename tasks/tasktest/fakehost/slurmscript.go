@@ -63,9 +63,19 @@ func (n *Node) doSlurm(what string, a []string) error {
 			node.Reason = a[3]
 		}
 		s.nodes[a[0]], s.static[a[0]] = node, what == "static"
-	case what == "job" && len(a) == 4:
-		node := s.nodes[a[0]]
-		node.Jobs = append(node.Jobs, host.SlurmJob{ID: a[1], User: a[2], State: a[3], Name: "job"})
+	case what == "job" && (len(a) == 4 || len(a) == 5):
+		node, job := s.nodes[a[0]], host.SlurmJob{ID: a[1], User: a[2], State: a[3], Name: "job"}
+		if len(a) == 5 {
+			d, err := time.ParseDuration(a[4])
+			if err != nil {
+				return err
+			}
+			job.End = time.Now().Add(d)
+		}
+		node.Jobs = append(node.Jobs, job)
+		for _, m := range n.mounts {
+			s.uses = append(s.uses, job.ID+" "+m.Target)
+		}
 		s.nodes[a[0]] = node
 	case what == "nojob" && len(a) == 1:
 		node := s.nodes[a[0]]
@@ -85,7 +95,18 @@ func (n *Node) dumpSlurm() []string {
 		states := slices.Sorted(slices.Values(node.States))
 		lines = append(lines, fmt.Sprintf("slurm %s %s gres %q features %s reason %q", name, strings.Join(states, "+"), node.Gres, strings.Join(node.Features, ","), node.Reason))
 	}
-	return lines
+	return append(lines, n.slurm.disturbed...)
+}
+
+// disturb notes what was done to a mount that a job on the node has had since it
+// began: no task may.
+func (n *Node) disturb(what, target string) {
+	node, err := n.slurmNode(host.SlurmRef{})
+	for _, j := range node.Jobs {
+		if err == nil && slices.Contains(n.slurm.uses, j.ID+" "+target) {
+			n.slurm.disturbed = append(n.slurm.disturbed, fmt.Sprintf("slurm job %s was disturbed: %s %s", j.ID, what, target))
+		}
+	}
 }
 
 func (v *view) SlurmNode(ctx context.Context, ref host.SlurmRef) (host.SlurmNode, error) {

@@ -208,6 +208,9 @@ func (n *Node) stop(name string) error {
 				}
 			}
 		}
+		if h := n.mountHealth(target); h != host.MountDisconnected && h != host.MountStale { // nobody can use those
+			n.disturb("unmounted", target)
+		}
 		n.umount(target)
 	}
 	return nil

@@ -134,6 +134,7 @@ func taskOf(e *taskv1.Event) string {
 	for _, id := range []string{
 		e.GetAccepted().GetTaskId(), e.GetWaiting().GetTaskId(), e.GetPlanned().GetTaskId(), e.GetStarted().GetTaskId(),
 		e.GetStepEnded().GetTaskId(), e.GetFinished().GetTaskId(), e.GetHeld().GetTaskId(), e.GetUndoing().GetTaskId(), e.GetResumed().GetTaskId(),
+		e.GetStepWaiting().GetTaskId(),
 	} {
 		if id != "" {
 			return id

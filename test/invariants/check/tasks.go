@@ -160,6 +160,7 @@ const (
 	accepted, waiting, planned, started = "accepted", "waiting", "planned", "started"
 	stepEnded, resumed, undoing         = "step ended", "resumed", "undoing"
 	held, finished, nothing             = "held", "finished", "nothing"
+	stepWaits                           = "step waits"
 )
 
 // follows is the life of a task: which events may come after which.
@@ -168,9 +169,10 @@ var follows = map[string][]string{
 	accepted:  {waiting, planned, finished},
 	waiting:   {waiting, planned, finished},
 	planned:   {started, resumed, held, finished},
-	started:   {stepEnded, resumed, undoing, held, finished},
-	stepEnded: {stepEnded, resumed, undoing, held, finished},
-	resumed:   {stepEnded, resumed, undoing, held, finished},
+	started:   {stepWaits, stepEnded, resumed, undoing, held, finished},
+	stepWaits: {stepWaits, stepEnded, resumed, undoing, held, finished},
+	stepEnded: {stepWaits, stepEnded, resumed, undoing, held, finished},
+	resumed:   {stepWaits, stepEnded, resumed, undoing, held, finished},
 	undoing:   {resumed, held, finished},
 	held:      {undoing, finished},
 	finished:  {},
@@ -188,6 +190,8 @@ func nameOf(e *taskv1.Event) string {
 		return started
 	case *taskv1.Event_StepEnded:
 		return stepEnded
+	case *taskv1.Event_StepWaiting:
+		return stepWaits
 	case *taskv1.Event_Resumed:
 		return resumed
 	case *taskv1.Event_Undoing:

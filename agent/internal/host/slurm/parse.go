@@ -13,6 +13,9 @@ import (
 // signature is what scontrol puts behind a reason: who gave it, and when.
 var signature = regexp.MustCompile(`^\s*(.*?) \[[^][]*@[^][]*\]$`)
 
+// stamp is how Slurm writes times, by the machine's own clock.
+const stamp = "2006-01-02T15:04:05"
+
 // parseNode reads what scontrol shows of one node. Of a key that comes twice the
 // first counts, so that words in a reason cannot stand for a state.
 func parseNode(out string) (host.SlurmNode, error) {
@@ -39,7 +42,7 @@ func parseNode(out string) (host.SlurmNode, error) {
 		}
 		n.RealMemoryMiB = v
 	}
-	if t, err := time.ParseInLocation("2006-01-02T15:04:05", k["SlurmdStartTime"], time.Local); err == nil {
+	if t, err := time.ParseInLocation(stamp, k["SlurmdStartTime"], time.Local); err == nil {
 		n.SlurmdStart = t
 	}
 	return n, nil
@@ -104,11 +107,15 @@ func parseJobs(out string) ([]host.SlurmJob, error) {
 		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
-		f := strings.SplitN(line, "|", 4)
-		if len(f) != 4 || f[0] == "" {
+		f := strings.SplitN(line, "|", 5)
+		if len(f) != 5 || f[0] == "" {
 			return nil, fmt.Errorf("squeue wrote %q: %w", line, host.ErrSlurm)
 		}
-		jobs = append(jobs, host.SlurmJob{ID: f[0], User: f[1], State: f[2], Name: f[3]})
+		j := host.SlurmJob{ID: f[0], User: f[1], State: f[2], Name: f[4]}
+		if t, err := time.ParseInLocation(stamp, f[3], time.Local); err == nil { // a word otherwise
+			j.End = t
+		}
+		jobs = append(jobs, j)
 	}
 	return jobs, nil
 }

@@ -3,6 +3,7 @@ package slurm
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/gpuaas/millwright/tasks/host"
 )
@@ -46,8 +47,8 @@ func TestParseNode(t *testing.T) {
 }
 
 func TestParseJobs(t *testing.T) {
-	jobs, err := parseJobs("17|ann|RUNNING|train|x y\n18_3|bob|COMPLETING|\n")
-	want := []host.SlurmJob{{ID: "17", User: "ann", State: "RUNNING", Name: "train|x y"}, {ID: "18_3", User: "bob", State: "COMPLETING"}}
+	jobs, err := parseJobs("17|ann|RUNNING|2026-11-28T20:38:23|train|x y\n18_3|bob|COMPLETING|NOT_SET|\n")
+	want := []host.SlurmJob{{ID: "17", User: "ann", State: "RUNNING", Name: "train|x y", End: time.Date(2026, 11, 28, 20, 38, 23, 0, time.Local)}, {ID: "18_3", User: "bob", State: "COMPLETING"}}
 	if err != nil || !slices.Equal(jobs, want) {
 		t.Errorf("jobs %+v, %v", jobs, err)
 	}

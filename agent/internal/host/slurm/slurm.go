@@ -136,7 +136,7 @@ func (c *Client) SlurmNode(ctx context.Context, ref host.SlurmRef) (host.SlurmNo
 		return host.SlurmNode{}, fmt.Errorf("ask Slurm for node %s: it answered %q: %w: %w", name, lastWords(out), host.ErrSlurm, err)
 	}
 	out, err = c.run(ctx, servers, nil, "squeue", "--noheader", "--nodelist="+name, "--states=running,completing,suspended,configuring,stopped,resizing,signaling,stage_out",
-		"--format=%i|%u|%T|%j")
+		"--format=%i|%u|%T|%e|%j")
 	if err != nil {
 		return host.SlurmNode{}, fmt.Errorf("ask Slurm for the jobs on node %s: %w", name, err)
 	}

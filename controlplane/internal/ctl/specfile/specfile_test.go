@@ -89,10 +89,10 @@ func TestMistakes(t *testing.T) {
 		want string
 	}{
 		{"not YAML", &storagev1.MountSpec{}, "target: [", "f: is not YAML: line 1: did not find expected node content"},
-		{"not a mapping", &storagev1.UnmountSpec{}, "- /srv\n", `f:1: "[...]": must be a mapping of fields; known fields: policy, target`},
+		{"not a mapping", &storagev1.UnmountSpec{}, "- /srv\n", `f:1: "[...]": must be a mapping of fields; known fields: policy, target, wait_for_jobs`},
 		{"two documents", &storagev1.UnmountSpec{}, "target: /a\n---\ntarget: /b\n", "f:2: holds more than one document; give each its own command"},
 		{"unknown fields at two levels", &storagev1.MountSpec{}, "targt: /srv\nglusterfs:\n  servers: [a]\n  volum: b\n",
-			"f:1: targt: unknown field; known fields: beegfs, bind, cephfs, device, glusterfs, lustre, nfs, read_only, s3, sentinel, target, tmpfs, wait, weka\n" +
+			"f:1: targt: unknown field; known fields: beegfs, bind, cephfs, device, glusterfs, lustre, nfs, read_only, s3, sentinel, target, tmpfs, wait, wait_for_jobs, weka\n" +
 				"f:4: glusterfs.volum: unknown field; known fields: servers, subdirectory, volume"},
 		{"given twice", &storagev1.UnmountSpec{}, "target: /a\ntarget: /b\n", "f:2: target: is given twice; it stands in line 1 already"},
 		{"given twice by two names", &storagev1.MountSpec{}, "read_only: true\nreadOnly: true\n", "f:2: read_only: is given twice; it stands in line 1 already"},
@@ -141,7 +141,7 @@ func TestCheck(t *testing.T) {
 		{Field: "source", Rule: "is required"},
 	})
 	want := "f:1: target: \"/\": is the root\n" +
-		"f:2: bogus: unknown field; known fields: beegfs, bind, cephfs, device, glusterfs, lustre, nfs, read_only, s3, sentinel, target, tmpfs, wait, weka\n" +
+		"f:2: bogus: unknown field; known fields: beegfs, bind, cephfs, device, glusterfs, lustre, nfs, read_only, s3, sentinel, target, tmpfs, wait, wait_for_jobs, weka\n" +
 		"f:3: tmpfs.mode: is missing\n" +
 		"f:4: tmpfs.size_bytes: \"many\": must be a whole number from 0 to 18446744073709551615, in decimal and without a unit\n" +
 		"f:5: glusterfs: excludes tmpfs, which line 3 gives; keep one of them"

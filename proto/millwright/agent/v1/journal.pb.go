@@ -784,7 +784,9 @@ type StepRecord struct {
 	// The wait that was chosen then: never is there more left to wait.
 	RetryWait *durationpb.Duration `protobuf:"bytes,43,opt,name=retry_wait,json=retryWait,proto3" json:"retry_wait,omitempty"`
 	// How much of the task's time had passed when its undo began.
-	UndoBegan     *durationpb.Duration `protobuf:"bytes,44,opt,name=undo_began,json=undoBegan,proto3" json:"undo_began,omitempty"`
+	UndoBegan *durationpb.Duration `protobuf:"bytes,44,opt,name=undo_began,json=undoBegan,proto3" json:"undo_began,omitempty"`
+	// How much of the task's time had passed when it began to wait for others.
+	WaitBegan     *durationpb.Duration `protobuf:"bytes,60,opt,name=wait_began,json=waitBegan,proto3" json:"wait_began,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -913,6 +915,13 @@ func (x *StepRecord) GetRetryWait() *durationpb.Duration {
 func (x *StepRecord) GetUndoBegan() *durationpb.Duration {
 	if x != nil {
 		return x.UndoBegan
+	}
+	return nil
+}
+
+func (x *StepRecord) GetWaitBegan() *durationpb.Duration {
+	if x != nil {
+		return x.WaitBegan
 	}
 	return nil
 }
@@ -1388,7 +1397,7 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\vasserted_by\x18\x1b \x01(\tR\n" +
 	"assertedBy\x127\n" +
 	"\twait_time\x18( \x01(\v2\x1a.google.protobuf.TimestampR\bwaitTime\x12\x14\n" +
-	"\x05boots\x18) \x01(\rR\x05boots\"\xe4\x04\n" +
+	"\x05boots\x18) \x01(\rR\x05boots\"\x9e\x05\n" +
 	"\n" +
 	"StepRecord\x123\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.StepPhaseR\x05phase\x12\x16\n" +
@@ -1407,7 +1416,9 @@ const file_millwright_agent_v1_journal_proto_rawDesc = "" +
 	"\n" +
 	"retry_wait\x18+ \x01(\v2\x19.google.protobuf.DurationR\tretryWait\x128\n" +
 	"\n" +
-	"undo_began\x18, \x01(\v2\x19.google.protobuf.DurationR\tundoBegan\"h\n" +
+	"undo_began\x18, \x01(\v2\x19.google.protobuf.DurationR\tundoBegan\x128\n" +
+	"\n" +
+	"wait_began\x18< \x01(\v2\x19.google.protobuf.DurationR\twaitBegan\"h\n" +
 	"\n" +
 	"SeenRecord\x12\x1b\n" +
 	"\tleaf_hash\x18\x01 \x01(\fR\bleafHash\x12=\n" +
@@ -1511,20 +1522,21 @@ var file_millwright_agent_v1_journal_proto_depIdxs = []int32{
 	18, // 23: millwright.agent.v1.StepRecord.retry_at:type_name -> google.protobuf.Duration
 	18, // 24: millwright.agent.v1.StepRecord.retry_wait:type_name -> google.protobuf.Duration
 	18, // 25: millwright.agent.v1.StepRecord.undo_began:type_name -> google.protobuf.Duration
-	11, // 26: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
-	13, // 27: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	12, // 28: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
-	21, // 29: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
-	11, // 30: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
-	11, // 31: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
-	20, // 32: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
-	10, // 33: millwright.agent.v1.RebootLog.reboots:type_name -> millwright.agent.v1.RebootEntry
-	11, // 34: millwright.agent.v1.RebootEntry.time:type_name -> google.protobuf.Timestamp
-	35, // [35:35] is the sub-list for method output_type
-	35, // [35:35] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	18, // 26: millwright.agent.v1.StepRecord.wait_began:type_name -> google.protobuf.Duration
+	11, // 27: millwright.agent.v1.SeenRecord.forget_after:type_name -> google.protobuf.Timestamp
+	13, // 28: millwright.agent.v1.IntentRecord.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	12, // 29: millwright.agent.v1.IntentRecord.envelope:type_name -> millwright.task.v1.Envelope
+	21, // 30: millwright.agent.v1.IntentRecord.state:type_name -> millwright.task.v1.IntentState
+	11, // 31: millwright.agent.v1.IntentRecord.since:type_name -> google.protobuf.Timestamp
+	11, // 32: millwright.agent.v1.CommandRecord.start_time:type_name -> google.protobuf.Timestamp
+	20, // 33: millwright.agent.v1.CommandRecord.outcome:type_name -> millwright.task.v1.CommandOutcome
+	10, // 34: millwright.agent.v1.RebootLog.reboots:type_name -> millwright.agent.v1.RebootEntry
+	11, // 35: millwright.agent.v1.RebootEntry.time:type_name -> google.protobuf.Timestamp
+	36, // [36:36] is the sub-list for method output_type
+	36, // [36:36] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_millwright_agent_v1_journal_proto_init() }

@@ -516,6 +516,172 @@ func (x *SlurmDrainObserved) GetReason() string {
 	return ""
 }
 
+// SlurmAskStep (slurm.ask) has a node take no new job and waits until it has
+// none, before something is done that would disturb them.
+type SlurmAskStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node's name in Slurm.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The controllers.
+	Controllers []string `protobuf:"bytes,2,rep,name=controllers,proto3" json:"controllers,omitempty"`
+	// The tag of the task.
+	Owner string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	// What is done then, in words.
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// How long the jobs are waited for.
+	WaitForJobs   *durationpb.Duration `protobuf:"bytes,5,opt,name=wait_for_jobs,json=waitForJobs,proto3" json:"wait_for_jobs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlurmAskStep) Reset() {
+	*x = SlurmAskStep{}
+	mi := &file_millwright_slurm_v1_step_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlurmAskStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlurmAskStep) ProtoMessage() {}
+
+func (x *SlurmAskStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_slurm_v1_step_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlurmAskStep.ProtoReflect.Descriptor instead.
+func (*SlurmAskStep) Descriptor() ([]byte, []int) {
+	return file_millwright_slurm_v1_step_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SlurmAskStep) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SlurmAskStep) GetControllers() []string {
+	if x != nil {
+		return x.Controllers
+	}
+	return nil
+}
+
+func (x *SlurmAskStep) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *SlurmAskStep) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SlurmAskStep) GetWaitForJobs() *durationpb.Duration {
+	if x != nil {
+		return x.WaitForJobs
+	}
+	return nil
+}
+
+// SlurmReturnStep (slurm.return) gives the node back once that is done.
+type SlurmReturnStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node's name in Slurm.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The controllers.
+	Controllers []string `protobuf:"bytes,2,rep,name=controllers,proto3" json:"controllers,omitempty"`
+	// The tag of the task: no other drain ends.
+	Owner string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	// When its slurmd was started before a reboot, in seconds since 1970: it has to
+	// have registered since. Unset: there is none.
+	SlurmdStart int64 `protobuf:"varint,4,opt,name=slurmd_start,json=slurmdStart,proto3" json:"slurmd_start,omitempty"`
+	// Whether the node reboots meanwhile.
+	Rebooted      bool `protobuf:"varint,5,opt,name=rebooted,proto3" json:"rebooted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlurmReturnStep) Reset() {
+	*x = SlurmReturnStep{}
+	mi := &file_millwright_slurm_v1_step_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlurmReturnStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlurmReturnStep) ProtoMessage() {}
+
+func (x *SlurmReturnStep) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_slurm_v1_step_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlurmReturnStep.ProtoReflect.Descriptor instead.
+func (*SlurmReturnStep) Descriptor() ([]byte, []int) {
+	return file_millwright_slurm_v1_step_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *SlurmReturnStep) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SlurmReturnStep) GetControllers() []string {
+	if x != nil {
+		return x.Controllers
+	}
+	return nil
+}
+
+func (x *SlurmReturnStep) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *SlurmReturnStep) GetSlurmdStart() int64 {
+	if x != nil {
+		return x.SlurmdStart
+	}
+	return 0
+}
+
+func (x *SlurmReturnStep) GetRebooted() bool {
+	if x != nil {
+		return x.Rebooted
+	}
+	return false
+}
+
 var File_millwright_slurm_v1_step_proto protoreflect.FileDescriptor
 
 const file_millwright_slurm_v1_step_proto_rawDesc = "" +
@@ -550,7 +716,19 @@ const file_millwright_slurm_v1_step_proto_rawDesc = "" +
 	"\x06resume\x18\a \x01(\bR\x06resume\"F\n" +
 	"\x12SlurmDrainObserved\x12\x18\n" +
 	"\adrained\x18\x01 \x01(\bR\adrained\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason*X\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xb1\x01\n" +
+	"\fSlurmAskStep\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12 \n" +
+	"\vcontrollers\x18\x02 \x03(\tR\vcontrollers\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12=\n" +
+	"\rwait_for_jobs\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vwaitForJobs\"\x9c\x01\n" +
+	"\x0fSlurmReturnStep\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12 \n" +
+	"\vcontrollers\x18\x02 \x03(\tR\vcontrollers\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\x12!\n" +
+	"\fslurmd_start\x18\x04 \x01(\x03R\vslurmdStart\x12\x1a\n" +
+	"\brebooted\x18\x05 \x01(\bR\brebooted*X\n" +
 	"\n" +
 	"MungePhase\x12\x1b\n" +
 	"\x17MUNGE_PHASE_UNSPECIFIED\x10\x00\x12\x16\n" +
@@ -570,7 +748,7 @@ func file_millwright_slurm_v1_step_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_slurm_v1_step_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_slurm_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_millwright_slurm_v1_step_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_millwright_slurm_v1_step_proto_goTypes = []any{
 	(MungePhase)(0),             // 0: millwright.slurm.v1.MungePhase
 	(*MungeStep)(nil),           // 1: millwright.slurm.v1.MungeStep
@@ -579,16 +757,19 @@ var file_millwright_slurm_v1_step_proto_goTypes = []any{
 	(*SlurmdObserved)(nil),      // 4: millwright.slurm.v1.SlurmdObserved
 	(*SlurmDrainStep)(nil),      // 5: millwright.slurm.v1.SlurmDrainStep
 	(*SlurmDrainObserved)(nil),  // 6: millwright.slurm.v1.SlurmDrainObserved
-	(*durationpb.Duration)(nil), // 7: google.protobuf.Duration
+	(*SlurmAskStep)(nil),        // 7: millwright.slurm.v1.SlurmAskStep
+	(*SlurmReturnStep)(nil),     // 8: millwright.slurm.v1.SlurmReturnStep
+	(*durationpb.Duration)(nil), // 9: google.protobuf.Duration
 }
 var file_millwright_slurm_v1_step_proto_depIdxs = []int32{
 	0, // 0: millwright.slurm.v1.MungeStep.phase:type_name -> millwright.slurm.v1.MungePhase
-	7, // 1: millwright.slurm.v1.SlurmDrainStep.wait_for_jobs:type_name -> google.protobuf.Duration
-	2, // [2:2] is the sub-list for method output_type
-	2, // [2:2] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	9, // 1: millwright.slurm.v1.SlurmDrainStep.wait_for_jobs:type_name -> google.protobuf.Duration
+	9, // 2: millwright.slurm.v1.SlurmAskStep.wait_for_jobs:type_name -> google.protobuf.Duration
+	3, // [3:3] is the sub-list for method output_type
+	3, // [3:3] is the sub-list for method input_type
+	3, // [3:3] is the sub-list for extension type_name
+	3, // [3:3] is the sub-list for extension extendee
+	0, // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_millwright_slurm_v1_step_proto_init() }
@@ -602,7 +783,7 @@ func file_millwright_slurm_v1_step_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_slurm_v1_step_proto_rawDesc), len(file_millwright_slurm_v1_step_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   6,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

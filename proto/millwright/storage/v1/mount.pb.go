@@ -271,7 +271,11 @@ type MountSpec struct {
 	Wait *ServerWait `protobuf:"bytes,13,opt,name=wait,proto3" json:"wait,omitempty"`
 	// A file that must be readable, as a path within the mount, before the mount
 	// counts as good: it tells the right file system from an empty one.
-	Sentinel      string `protobuf:"bytes,14,opt,name=sentinel,proto3" json:"sentinel,omitempty"`
+	Sentinel string `protobuf:"bytes,14,opt,name=sentinel,proto3" json:"sentinel,omitempty"`
+	// How long the jobs of a node are waited for that belongs to a workload
+	// manager, before what is mounted is taken away for another; at most 7 days; unset: one
+	// hour; 0s: it fails when there are any. It takes no new job meanwhile.
+	WaitForJobs   *durationpb.Duration `protobuf:"bytes,16,opt,name=wait_for_jobs,json=waitForJobs,proto3" json:"wait_for_jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -429,6 +433,13 @@ func (x *MountSpec) GetSentinel() string {
 		return x.Sentinel
 	}
 	return ""
+}
+
+func (x *MountSpec) GetWaitForJobs() *durationpb.Duration {
+	if x != nil {
+		return x.WaitForJobs
+	}
+	return nil
 }
 
 type isMountSpec_Source interface {
@@ -1396,7 +1407,7 @@ var File_millwright_storage_v1_mount_proto protoreflect.FileDescriptor
 
 const file_millwright_storage_v1_mount_proto_rawDesc = "" +
 	"\n" +
-	"!millwright/storage/v1/mount.proto\x12\x15millwright.storage.v1\x1a\x1egoogle/protobuf/duration.proto\"\xf8\x05\n" +
+	"!millwright/storage/v1/mount.proto\x12\x15millwright.storage.v1\x1a\x1egoogle/protobuf/duration.proto\"\xb7\x06\n" +
 	"\tMountSpec\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x127\n" +
 	"\x04bind\x18\x02 \x01(\v2!.millwright.storage.v1.BindSourceH\x00R\x04bind\x12:\n" +
@@ -1412,7 +1423,8 @@ const file_millwright_storage_v1_mount_proto_rawDesc = "" +
 	"\x06device\x18\f \x01(\v2#.millwright.storage.v1.DeviceSourceH\x00R\x06device\x12\x1b\n" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x125\n" +
 	"\x04wait\x18\r \x01(\v2!.millwright.storage.v1.ServerWaitR\x04wait\x12\x1a\n" +
-	"\bsentinel\x18\x0e \x01(\tR\bsentinelB\b\n" +
+	"\bsentinel\x18\x0e \x01(\tR\bsentinel\x12=\n" +
+	"\rwait_for_jobs\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\vwaitForJobsB\b\n" +
 	"\x06source\"^\n" +
 	"\n" +
 	"ServerWait\x12\x1a\n" +
@@ -1553,16 +1565,17 @@ var file_millwright_storage_v1_mount_proto_depIdxs = []int32{
 	14, // 8: millwright.storage.v1.MountSpec.s3:type_name -> millwright.storage.v1.S3Source
 	15, // 9: millwright.storage.v1.MountSpec.device:type_name -> millwright.storage.v1.DeviceSource
 	5,  // 10: millwright.storage.v1.MountSpec.wait:type_name -> millwright.storage.v1.ServerWait
-	17, // 11: millwright.storage.v1.ServerWait.back_off:type_name -> google.protobuf.Duration
-	0,  // 12: millwright.storage.v1.NfsSource.transport:type_name -> millwright.storage.v1.NfsTransport
-	1,  // 13: millwright.storage.v1.LustreSource.locks:type_name -> millwright.storage.v1.LustreLocks
-	2,  // 14: millwright.storage.v1.WekaSource.cache:type_name -> millwright.storage.v1.WekaCache
-	3,  // 15: millwright.storage.v1.S3Source.client:type_name -> millwright.storage.v1.S3Client
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	17, // 11: millwright.storage.v1.MountSpec.wait_for_jobs:type_name -> google.protobuf.Duration
+	17, // 12: millwright.storage.v1.ServerWait.back_off:type_name -> google.protobuf.Duration
+	0,  // 13: millwright.storage.v1.NfsSource.transport:type_name -> millwright.storage.v1.NfsTransport
+	1,  // 14: millwright.storage.v1.LustreSource.locks:type_name -> millwright.storage.v1.LustreLocks
+	2,  // 15: millwright.storage.v1.WekaSource.cache:type_name -> millwright.storage.v1.WekaCache
+	3,  // 16: millwright.storage.v1.S3Source.client:type_name -> millwright.storage.v1.S3Client
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_millwright_storage_v1_mount_proto_init() }

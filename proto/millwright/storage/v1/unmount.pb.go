@@ -9,6 +9,7 @@ package storagev1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -89,7 +90,11 @@ type UnmountSpec struct {
 	Target string `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// How far it may go when the file system does not let go; unset: a mount that
 	// is in use or hangs stays.
-	Policy        UnmountPolicy `protobuf:"varint,2,opt,name=policy,proto3,enum=millwright.storage.v1.UnmountPolicy" json:"policy,omitempty"`
+	Policy UnmountPolicy `protobuf:"varint,2,opt,name=policy,proto3,enum=millwright.storage.v1.UnmountPolicy" json:"policy,omitempty"`
+	// How long the jobs of a node are waited for that belongs to a workload
+	// manager, before a mount is taken away; at most 7 days; unset: one
+	// hour; 0s: it fails when there are any. It takes no new job meanwhile.
+	WaitForJobs   *durationpb.Duration `protobuf:"bytes,3,opt,name=wait_for_jobs,json=waitForJobs,proto3" json:"wait_for_jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -136,6 +141,13 @@ func (x *UnmountSpec) GetPolicy() UnmountPolicy {
 		return x.Policy
 	}
 	return UnmountPolicy_UNMOUNT_POLICY_UNSPECIFIED
+}
+
+func (x *UnmountSpec) GetWaitForJobs() *durationpb.Duration {
+	if x != nil {
+		return x.WaitForJobs
+	}
+	return nil
 }
 
 // UnmountResult (storage.unmount) says what was unmounted.
@@ -207,10 +219,11 @@ var File_millwright_storage_v1_unmount_proto protoreflect.FileDescriptor
 
 const file_millwright_storage_v1_unmount_proto_rawDesc = "" +
 	"\n" +
-	"#millwright/storage/v1/unmount.proto\x12\x15millwright.storage.v1\"c\n" +
+	"#millwright/storage/v1/unmount.proto\x12\x15millwright.storage.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa2\x01\n" +
 	"\vUnmountSpec\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x12<\n" +
-	"\x06policy\x18\x02 \x01(\x0e2$.millwright.storage.v1.UnmountPolicyR\x06policy\"Z\n" +
+	"\x06policy\x18\x02 \x01(\x0e2$.millwright.storage.v1.UnmountPolicyR\x06policy\x12=\n" +
+	"\rwait_for_jobs\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\vwaitForJobs\"Z\n" +
 	"\rUnmountResult\x12\x12\n" +
 	"\x04unit\x18\x01 \x01(\tR\x04unit\x12\x10\n" +
 	"\x03how\x18\x02 \x01(\tR\x03how\x12#\n" +
@@ -236,17 +249,19 @@ func file_millwright_storage_v1_unmount_proto_rawDescGZIP() []byte {
 var file_millwright_storage_v1_unmount_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_millwright_storage_v1_unmount_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
 var file_millwright_storage_v1_unmount_proto_goTypes = []any{
-	(UnmountPolicy)(0),    // 0: millwright.storage.v1.UnmountPolicy
-	(*UnmountSpec)(nil),   // 1: millwright.storage.v1.UnmountSpec
-	(*UnmountResult)(nil), // 2: millwright.storage.v1.UnmountResult
+	(UnmountPolicy)(0),          // 0: millwright.storage.v1.UnmountPolicy
+	(*UnmountSpec)(nil),         // 1: millwright.storage.v1.UnmountSpec
+	(*UnmountResult)(nil),       // 2: millwright.storage.v1.UnmountResult
+	(*durationpb.Duration)(nil), // 3: google.protobuf.Duration
 }
 var file_millwright_storage_v1_unmount_proto_depIdxs = []int32{
 	0, // 0: millwright.storage.v1.UnmountSpec.policy:type_name -> millwright.storage.v1.UnmountPolicy
-	1, // [1:1] is the sub-list for method output_type
-	1, // [1:1] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	3, // 1: millwright.storage.v1.UnmountSpec.wait_for_jobs:type_name -> google.protobuf.Duration
+	2, // [2:2] is the sub-list for method output_type
+	2, // [2:2] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_millwright_storage_v1_unmount_proto_init() }

@@ -35,7 +35,11 @@ type RebootSpec struct {
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// How long the node may take to go down and come up; from 30 seconds to one
 	// hour; unset: 10 minutes. After that the task is held for a person.
-	Timeout       *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// How long the jobs of a node are waited for that belongs to a workload
+	// manager, before it reboots; at most 7 days; unset: one hour; 0s: it fails
+	// when there are any. It takes no new job meanwhile.
+	WaitForJobs   *durationpb.Duration `protobuf:"bytes,4,opt,name=wait_for_jobs,json=waitForJobs,proto3" json:"wait_for_jobs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -87,6 +91,13 @@ func (x *RebootSpec) GetReason() string {
 func (x *RebootSpec) GetTimeout() *durationpb.Duration {
 	if x != nil {
 		return x.Timeout
+	}
+	return nil
+}
+
+func (x *RebootSpec) GetWaitForJobs() *durationpb.Duration {
+	if x != nil {
+		return x.WaitForJobs
 	}
 	return nil
 }
@@ -150,12 +161,13 @@ var File_millwright_system_v1_reboot_proto protoreflect.FileDescriptor
 
 const file_millwright_system_v1_reboot_proto_rawDesc = "" +
 	"\n" +
-	"!millwright/system/v1/reboot.proto\x12\x14millwright.system.v1\x1a\x1egoogle/protobuf/duration.proto\"\x8a\x01\n" +
+	"!millwright/system/v1/reboot.proto\x12\x14millwright.system.v1\x1a\x1egoogle/protobuf/duration.proto\"\xc9\x01\n" +
 	"\n" +
 	"RebootSpec\x12/\n" +
 	"\x05delay\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05delay\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x123\n" +
-	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"X\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12=\n" +
+	"\rwait_for_jobs\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\vwaitForJobs\"X\n" +
 	"\fRebootResult\x12$\n" +
 	"\x0eboot_id_before\x18\x01 \x01(\tR\fbootIdBefore\x12\"\n" +
 	"\rboot_id_after\x18\x02 \x01(\tR\vbootIdAfterBBZ@github.com/gpuaas/millwright/proto/millwright/system/v1;systemv1b\x06proto3"
@@ -181,11 +193,12 @@ var file_millwright_system_v1_reboot_proto_goTypes = []any{
 var file_millwright_system_v1_reboot_proto_depIdxs = []int32{
 	2, // 0: millwright.system.v1.RebootSpec.delay:type_name -> google.protobuf.Duration
 	2, // 1: millwright.system.v1.RebootSpec.timeout:type_name -> google.protobuf.Duration
-	2, // [2:2] is the sub-list for method output_type
-	2, // [2:2] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	2, // 2: millwright.system.v1.RebootSpec.wait_for_jobs:type_name -> google.protobuf.Duration
+	3, // [3:3] is the sub-list for method output_type
+	3, // [3:3] is the sub-list for method input_type
+	3, // [3:3] is the sub-list for extension type_name
+	3, // [3:3] is the sub-list for extension extendee
+	0, // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_millwright_system_v1_reboot_proto_init() }

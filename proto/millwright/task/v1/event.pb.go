@@ -417,6 +417,7 @@ type Event struct {
 	//	*Event_IntentChanged
 	//	*Event_Undoing
 	//	*Event_Resumed
+	//	*Event_StepWaiting
 	//	*Event_Health
 	Payload       isEvent_Payload `protobuf_oneof:"payload"`
 	unknownFields protoimpl.UnknownFields
@@ -601,6 +602,15 @@ func (x *Event) GetResumed() *TaskResumed {
 	return nil
 }
 
+func (x *Event) GetStepWaiting() *StepWaiting {
+	if x != nil {
+		if x, ok := x.Payload.(*Event_StepWaiting); ok {
+			return x.StepWaiting
+		}
+	}
+	return nil
+}
+
 func (x *Event) GetHealth() *v1.HealthEdge {
 	if x != nil {
 		if x, ok := x.Payload.(*Event_Health); ok {
@@ -669,6 +679,11 @@ type Event_Resumed struct {
 	Resumed *TaskResumed `protobuf:"bytes,20,opt,name=resumed,proto3,oneof"`
 }
 
+type Event_StepWaiting struct {
+	// A step waits for others.
+	StepWaiting *StepWaiting `protobuf:"bytes,25,opt,name=step_waiting,json=stepWaiting,proto3,oneof"`
+}
+
 type Event_Health struct {
 	// A condition of the GPUs changed.
 	Health *v1.HealthEdge `protobuf:"bytes,30,opt,name=health,proto3,oneof"`
@@ -695,6 +710,8 @@ func (*Event_IntentChanged) isEvent_Payload() {}
 func (*Event_Undoing) isEvent_Payload() {}
 
 func (*Event_Resumed) isEvent_Payload() {}
+
+func (*Event_StepWaiting) isEvent_Payload() {}
 
 func (*Event_Health) isEvent_Payload() {}
 
@@ -1237,6 +1254,79 @@ func (x *StepEnded) GetOutcome() *StepOutcome {
 	return nil
 }
 
+// StepWaiting says for whom a step waits.
+type StepWaiting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The task's id.
+	TaskId string `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
+	// The step, from 0.
+	Step uint32 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
+	// Why, as a code.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// For whom or what, in words.
+	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StepWaiting) Reset() {
+	*x = StepWaiting{}
+	mi := &file_millwright_task_v1_event_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StepWaiting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StepWaiting) ProtoMessage() {}
+
+func (x *StepWaiting) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_event_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StepWaiting.ProtoReflect.Descriptor instead.
+func (*StepWaiting) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *StepWaiting) GetTaskId() string {
+	if x != nil {
+		return x.TaskId
+	}
+	return ""
+}
+
+func (x *StepWaiting) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *StepWaiting) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *StepWaiting) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // StepOutcome is what is known of a step.
 type StepOutcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1258,7 +1348,7 @@ type StepOutcome struct {
 
 func (x *StepOutcome) Reset() {
 	*x = StepOutcome{}
-	mi := &file_millwright_task_v1_event_proto_msgTypes[9]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1270,7 +1360,7 @@ func (x *StepOutcome) String() string {
 func (*StepOutcome) ProtoMessage() {}
 
 func (x *StepOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_event_proto_msgTypes[9]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1283,7 +1373,7 @@ func (x *StepOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepOutcome.ProtoReflect.Descriptor instead.
 func (*StepOutcome) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{9}
+	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StepOutcome) GetPhase() StepPhase {
@@ -1343,7 +1433,7 @@ type TaskUndoing struct {
 
 func (x *TaskUndoing) Reset() {
 	*x = TaskUndoing{}
-	mi := &file_millwright_task_v1_event_proto_msgTypes[10]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1355,7 +1445,7 @@ func (x *TaskUndoing) String() string {
 func (*TaskUndoing) ProtoMessage() {}
 
 func (x *TaskUndoing) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_event_proto_msgTypes[10]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1368,7 +1458,7 @@ func (x *TaskUndoing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskUndoing.ProtoReflect.Descriptor instead.
 func (*TaskUndoing) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{10}
+	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TaskUndoing) GetTaskId() string {
@@ -1420,7 +1510,7 @@ type TaskFinished struct {
 
 func (x *TaskFinished) Reset() {
 	*x = TaskFinished{}
-	mi := &file_millwright_task_v1_event_proto_msgTypes[11]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1522,7 @@ func (x *TaskFinished) String() string {
 func (*TaskFinished) ProtoMessage() {}
 
 func (x *TaskFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_event_proto_msgTypes[11]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1535,7 @@ func (x *TaskFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskFinished.ProtoReflect.Descriptor instead.
 func (*TaskFinished) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{11}
+	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TaskFinished) GetTaskId() string {
@@ -1528,7 +1618,7 @@ type TaskHeld struct {
 
 func (x *TaskHeld) Reset() {
 	*x = TaskHeld{}
-	mi := &file_millwright_task_v1_event_proto_msgTypes[12]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1630,7 @@ func (x *TaskHeld) String() string {
 func (*TaskHeld) ProtoMessage() {}
 
 func (x *TaskHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_event_proto_msgTypes[12]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1643,7 @@ func (x *TaskHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskHeld.ProtoReflect.Descriptor instead.
 func (*TaskHeld) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{12}
+	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TaskHeld) GetTaskId() string {
@@ -1601,7 +1691,7 @@ type IntentChanged struct {
 
 func (x *IntentChanged) Reset() {
 	*x = IntentChanged{}
-	mi := &file_millwright_task_v1_event_proto_msgTypes[13]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1613,7 +1703,7 @@ func (x *IntentChanged) String() string {
 func (*IntentChanged) ProtoMessage() {}
 
 func (x *IntentChanged) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_event_proto_msgTypes[13]
+	mi := &file_millwright_task_v1_event_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1626,7 +1716,7 @@ func (x *IntentChanged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntentChanged.ProtoReflect.Descriptor instead.
 func (*IntentChanged) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{13}
+	return file_millwright_task_v1_event_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *IntentChanged) GetKey() string {
@@ -1661,7 +1751,7 @@ var File_millwright_task_v1_event_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_event_proto_rawDesc = "" +
 	"\n" +
-	"\x1emillwright/task/v1/event.proto\x12\x12millwright.task.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$millwright/health/v1/condition.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a\x1dmillwright/task/v1/step.proto\x1a\x1emillwright/task/v1/trust.proto\"\xe3\a\n" +
+	"\x1emillwright/task/v1/event.proto\x12\x12millwright.task.v1\x1a\x19google/protobuf/any.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$millwright/health/v1/condition.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1dmillwright/task/v1/plan.proto\x1a\x1dmillwright/task/v1/step.proto\x1a\x1emillwright/task/v1/trust.proto\"\xa9\b\n" +
 	"\x05Event\x12\x1d\n" +
 	"\n" +
 	"journal_id\x18\x01 \x01(\tR\tjournalId\x12\x10\n" +
@@ -1682,7 +1772,8 @@ const file_millwright_task_v1_event_proto_rawDesc = "" +
 	"\x04held\x18\x11 \x01(\v2\x1c.millwright.task.v1.TaskHeldH\x00R\x04held\x12J\n" +
 	"\x0eintent_changed\x18\x12 \x01(\v2!.millwright.task.v1.IntentChangedH\x00R\rintentChanged\x12;\n" +
 	"\aundoing\x18\x13 \x01(\v2\x1f.millwright.task.v1.TaskUndoingH\x00R\aundoing\x12;\n" +
-	"\aresumed\x18\x14 \x01(\v2\x1f.millwright.task.v1.TaskResumedH\x00R\aresumed\x12:\n" +
+	"\aresumed\x18\x14 \x01(\v2\x1f.millwright.task.v1.TaskResumedH\x00R\aresumed\x12D\n" +
+	"\fstep_waiting\x18\x19 \x01(\v2\x1f.millwright.task.v1.StepWaitingH\x00R\vstepWaiting\x12:\n" +
 	"\x06health\x18\x1e \x01(\v2 .millwright.health.v1.HealthEdgeH\x00R\x06healthB\t\n" +
 	"\apayload\"\xcc\x01\n" +
 	"\rJournalOpened\x12.\n" +
@@ -1724,7 +1815,12 @@ const file_millwright_task_v1_event_proto_rawDesc = "" +
 	"\tStepEnded\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\rR\x04step\x129\n" +
-	"\aoutcome\x18\x03 \x01(\v2\x1f.millwright.task.v1.StepOutcomeR\aoutcome\"\xa4\x02\n" +
+	"\aoutcome\x18\x03 \x01(\v2\x1f.millwright.task.v1.StepOutcomeR\aoutcome\"l\n" +
+	"\vStepWaiting\x12\x17\n" +
+	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x12\n" +
+	"\x04step\x18\x02 \x01(\rR\x04step\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"\xa4\x02\n" +
 	"\vStepOutcome\x123\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1d.millwright.task.v1.StepPhaseR\x05phase\x12\x1a\n" +
 	"\battempts\x18\x02 \x01(\rR\battempts\x129\n" +
@@ -1817,7 +1913,7 @@ func file_millwright_task_v1_event_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_task_v1_event_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_millwright_task_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_millwright_task_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_millwright_task_v1_event_proto_goTypes = []any{
 	(JournalReason)(0),            // 0: millwright.task.v1.JournalReason
 	(StepPhase)(0),                // 1: millwright.task.v1.StepPhase
@@ -1833,59 +1929,61 @@ var file_millwright_task_v1_event_proto_goTypes = []any{
 	(*TaskStarted)(nil),           // 11: millwright.task.v1.TaskStarted
 	(*TaskResumed)(nil),           // 12: millwright.task.v1.TaskResumed
 	(*StepEnded)(nil),             // 13: millwright.task.v1.StepEnded
-	(*StepOutcome)(nil),           // 14: millwright.task.v1.StepOutcome
-	(*TaskUndoing)(nil),           // 15: millwright.task.v1.TaskUndoing
-	(*TaskFinished)(nil),          // 16: millwright.task.v1.TaskFinished
-	(*TaskHeld)(nil),              // 17: millwright.task.v1.TaskHeld
-	(*IntentChanged)(nil),         // 18: millwright.task.v1.IntentChanged
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
-	(*v1.HealthEdge)(nil),         // 21: millwright.health.v1.HealthEdge
-	(*Envelope)(nil),              // 22: millwright.task.v1.Envelope
-	(*SignedLeaf)(nil),            // 23: millwright.task.v1.SignedLeaf
-	(KeyRole)(0),                  // 24: millwright.task.v1.KeyRole
-	(*Plan)(nil),                  // 25: millwright.task.v1.Plan
-	(*CommandOutcome)(nil),        // 26: millwright.task.v1.CommandOutcome
-	(*anypb.Any)(nil),             // 27: google.protobuf.Any
+	(*StepWaiting)(nil),           // 14: millwright.task.v1.StepWaiting
+	(*StepOutcome)(nil),           // 15: millwright.task.v1.StepOutcome
+	(*TaskUndoing)(nil),           // 16: millwright.task.v1.TaskUndoing
+	(*TaskFinished)(nil),          // 17: millwright.task.v1.TaskFinished
+	(*TaskHeld)(nil),              // 18: millwright.task.v1.TaskHeld
+	(*IntentChanged)(nil),         // 19: millwright.task.v1.IntentChanged
+	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
+	(*v1.HealthEdge)(nil),         // 22: millwright.health.v1.HealthEdge
+	(*Envelope)(nil),              // 23: millwright.task.v1.Envelope
+	(*SignedLeaf)(nil),            // 24: millwright.task.v1.SignedLeaf
+	(KeyRole)(0),                  // 25: millwright.task.v1.KeyRole
+	(*Plan)(nil),                  // 26: millwright.task.v1.Plan
+	(*CommandOutcome)(nil),        // 27: millwright.task.v1.CommandOutcome
+	(*anypb.Any)(nil),             // 28: google.protobuf.Any
 }
 var file_millwright_task_v1_event_proto_depIdxs = []int32{
-	19, // 0: millwright.task.v1.Event.wall_time:type_name -> google.protobuf.Timestamp
-	20, // 1: millwright.task.v1.Event.boot_time:type_name -> google.protobuf.Duration
+	20, // 0: millwright.task.v1.Event.wall_time:type_name -> google.protobuf.Timestamp
+	21, // 1: millwright.task.v1.Event.boot_time:type_name -> google.protobuf.Duration
 	6,  // 2: millwright.task.v1.Event.journal_opened:type_name -> millwright.task.v1.JournalOpened
 	7,  // 3: millwright.task.v1.Event.accepted:type_name -> millwright.task.v1.TaskAccepted
 	9,  // 4: millwright.task.v1.Event.waiting:type_name -> millwright.task.v1.TaskWaiting
 	10, // 5: millwright.task.v1.Event.planned:type_name -> millwright.task.v1.TaskPlanned
 	11, // 6: millwright.task.v1.Event.started:type_name -> millwright.task.v1.TaskStarted
 	13, // 7: millwright.task.v1.Event.step_ended:type_name -> millwright.task.v1.StepEnded
-	16, // 8: millwright.task.v1.Event.finished:type_name -> millwright.task.v1.TaskFinished
-	17, // 9: millwright.task.v1.Event.held:type_name -> millwright.task.v1.TaskHeld
-	18, // 10: millwright.task.v1.Event.intent_changed:type_name -> millwright.task.v1.IntentChanged
-	15, // 11: millwright.task.v1.Event.undoing:type_name -> millwright.task.v1.TaskUndoing
+	17, // 8: millwright.task.v1.Event.finished:type_name -> millwright.task.v1.TaskFinished
+	18, // 9: millwright.task.v1.Event.held:type_name -> millwright.task.v1.TaskHeld
+	19, // 10: millwright.task.v1.Event.intent_changed:type_name -> millwright.task.v1.IntentChanged
+	16, // 11: millwright.task.v1.Event.undoing:type_name -> millwright.task.v1.TaskUndoing
 	12, // 12: millwright.task.v1.Event.resumed:type_name -> millwright.task.v1.TaskResumed
-	21, // 13: millwright.task.v1.Event.health:type_name -> millwright.health.v1.HealthEdge
-	0,  // 14: millwright.task.v1.JournalOpened.reason:type_name -> millwright.task.v1.JournalReason
-	19, // 15: millwright.task.v1.JournalOpened.floor:type_name -> google.protobuf.Timestamp
-	22, // 16: millwright.task.v1.TaskAccepted.envelope:type_name -> millwright.task.v1.Envelope
-	23, // 17: millwright.task.v1.TaskAccepted.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	8,  // 18: millwright.task.v1.TaskAccepted.authorized_by:type_name -> millwright.task.v1.Authorizer
-	24, // 19: millwright.task.v1.Authorizer.role:type_name -> millwright.task.v1.KeyRole
-	25, // 20: millwright.task.v1.TaskPlanned.plan:type_name -> millwright.task.v1.Plan
-	14, // 21: millwright.task.v1.StepEnded.outcome:type_name -> millwright.task.v1.StepOutcome
-	1,  // 22: millwright.task.v1.StepOutcome.phase:type_name -> millwright.task.v1.StepPhase
-	19, // 23: millwright.task.v1.StepOutcome.start_time:type_name -> google.protobuf.Timestamp
-	19, // 24: millwright.task.v1.StepOutcome.end_time:type_name -> google.protobuf.Timestamp
-	26, // 25: millwright.task.v1.StepOutcome.command:type_name -> millwright.task.v1.CommandOutcome
-	3,  // 26: millwright.task.v1.TaskFinished.state:type_name -> millwright.task.v1.TaskState
-	2,  // 27: millwright.task.v1.TaskFinished.undo:type_name -> millwright.task.v1.UndoState
-	27, // 28: millwright.task.v1.TaskFinished.result:type_name -> google.protobuf.Any
-	14, // 29: millwright.task.v1.TaskFinished.steps:type_name -> millwright.task.v1.StepOutcome
-	14, // 30: millwright.task.v1.TaskHeld.steps:type_name -> millwright.task.v1.StepOutcome
-	4,  // 31: millwright.task.v1.IntentChanged.state:type_name -> millwright.task.v1.IntentState
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	14, // 13: millwright.task.v1.Event.step_waiting:type_name -> millwright.task.v1.StepWaiting
+	22, // 14: millwright.task.v1.Event.health:type_name -> millwright.health.v1.HealthEdge
+	0,  // 15: millwright.task.v1.JournalOpened.reason:type_name -> millwright.task.v1.JournalReason
+	20, // 16: millwright.task.v1.JournalOpened.floor:type_name -> google.protobuf.Timestamp
+	23, // 17: millwright.task.v1.TaskAccepted.envelope:type_name -> millwright.task.v1.Envelope
+	24, // 18: millwright.task.v1.TaskAccepted.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	8,  // 19: millwright.task.v1.TaskAccepted.authorized_by:type_name -> millwright.task.v1.Authorizer
+	25, // 20: millwright.task.v1.Authorizer.role:type_name -> millwright.task.v1.KeyRole
+	26, // 21: millwright.task.v1.TaskPlanned.plan:type_name -> millwright.task.v1.Plan
+	15, // 22: millwright.task.v1.StepEnded.outcome:type_name -> millwright.task.v1.StepOutcome
+	1,  // 23: millwright.task.v1.StepOutcome.phase:type_name -> millwright.task.v1.StepPhase
+	20, // 24: millwright.task.v1.StepOutcome.start_time:type_name -> google.protobuf.Timestamp
+	20, // 25: millwright.task.v1.StepOutcome.end_time:type_name -> google.protobuf.Timestamp
+	27, // 26: millwright.task.v1.StepOutcome.command:type_name -> millwright.task.v1.CommandOutcome
+	3,  // 27: millwright.task.v1.TaskFinished.state:type_name -> millwright.task.v1.TaskState
+	2,  // 28: millwright.task.v1.TaskFinished.undo:type_name -> millwright.task.v1.UndoState
+	28, // 29: millwright.task.v1.TaskFinished.result:type_name -> google.protobuf.Any
+	15, // 30: millwright.task.v1.TaskFinished.steps:type_name -> millwright.task.v1.StepOutcome
+	15, // 31: millwright.task.v1.TaskHeld.steps:type_name -> millwright.task.v1.StepOutcome
+	4,  // 32: millwright.task.v1.IntentChanged.state:type_name -> millwright.task.v1.IntentState
+	33, // [33:33] is the sub-list for method output_type
+	33, // [33:33] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_event_proto_init() }
@@ -1909,6 +2007,7 @@ func file_millwright_task_v1_event_proto_init() {
 		(*Event_IntentChanged)(nil),
 		(*Event_Undoing)(nil),
 		(*Event_Resumed)(nil),
+		(*Event_StepWaiting)(nil),
 		(*Event_Health)(nil),
 	}
 	type x struct{}
@@ -1917,7 +2016,7 @@ func file_millwright_task_v1_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_event_proto_rawDesc), len(file_millwright_task_v1_event_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

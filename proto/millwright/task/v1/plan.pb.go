@@ -10,6 +10,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -96,7 +97,11 @@ type Plan struct {
 	// What differs between the node and the spec, named exactly.
 	Differences []*Difference `protobuf:"bytes,4,rep,name=differences,proto3" json:"differences,omitempty"`
 	// The disturbances that carrying it out may cause; none without steps.
-	Impact        []Impact `protobuf:"varint,5,rep,packed,name=impact,proto3,enum=millwright.task.v1.Impact" json:"impact,omitempty"`
+	Impact []Impact `protobuf:"varint,5,rep,packed,name=impact,proto3,enum=millwright.task.v1.Impact" json:"impact,omitempty"`
+	// Whose work would be disturbed now, and is asked about first. It is told
+	// beside the plan: neither its digest nor the journal has it, so that a plan
+	// stays the same plan when a job ends.
+	InTheWay      []*InTheWay `protobuf:"bytes,60,rep,name=in_the_way,json=inTheWay,proto3" json:"in_the_way,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -166,6 +171,177 @@ func (x *Plan) GetImpact() []Impact {
 	return nil
 }
 
+func (x *Plan) GetInTheWay() []*InTheWay {
+	if x != nil {
+		return x.InTheWay
+	}
+	return nil
+}
+
+// InTheWay is what a workload manager has on the node.
+type InTheWay struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The workload manager, for example slurm.
+	Manager string `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"`
+	// The node's name there.
+	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	// Its state there.
+	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	// Why it takes no work already, in the words of whoever said so.
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// What runs on it.
+	Work          []*RunningWork `protobuf:"bytes,5,rep,name=work,proto3" json:"work,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InTheWay) Reset() {
+	*x = InTheWay{}
+	mi := &file_millwright_task_v1_plan_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InTheWay) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InTheWay) ProtoMessage() {}
+
+func (x *InTheWay) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_plan_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InTheWay.ProtoReflect.Descriptor instead.
+func (*InTheWay) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_plan_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *InTheWay) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
+func (x *InTheWay) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *InTheWay) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *InTheWay) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *InTheWay) GetWork() []*RunningWork {
+	if x != nil {
+		return x.Work
+	}
+	return nil
+}
+
+// RunningWork is a job, or whatever its manager calls it.
+type RunningWork struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Whose it is.
+	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Its state.
+	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	// Its name.
+	Name string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	// When it ends at the latest; unset: not known, or never.
+	EndTime       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunningWork) Reset() {
+	*x = RunningWork{}
+	mi := &file_millwright_task_v1_plan_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunningWork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunningWork) ProtoMessage() {}
+
+func (x *RunningWork) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_plan_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunningWork.ProtoReflect.Descriptor instead.
+func (*RunningWork) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_plan_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RunningWork) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RunningWork) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *RunningWork) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *RunningWork) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RunningWork) GetEndTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndTime
+	}
+	return nil
+}
+
 // Difference is one thing that is not as the spec wants it.
 type Difference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -181,7 +357,7 @@ type Difference struct {
 
 func (x *Difference) Reset() {
 	*x = Difference{}
-	mi := &file_millwright_task_v1_plan_proto_msgTypes[1]
+	mi := &file_millwright_task_v1_plan_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -193,7 +369,7 @@ func (x *Difference) String() string {
 func (*Difference) ProtoMessage() {}
 
 func (x *Difference) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_plan_proto_msgTypes[1]
+	mi := &file_millwright_task_v1_plan_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -206,7 +382,7 @@ func (x *Difference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Difference.ProtoReflect.Descriptor instead.
 func (*Difference) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_plan_proto_rawDescGZIP(), []int{1}
+	return file_millwright_task_v1_plan_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Difference) GetSubject() string {
@@ -254,14 +430,19 @@ type PlannedStep struct {
 	// The wait before the second attempt; it doubles before each further one.
 	BackOff *durationpb.Duration `protobuf:"bytes,41,opt,name=back_off,json=backOff,proto3" json:"back_off,omitempty"`
 	// How long the executor waits before the first attempt; a cancel ends it.
-	StartDelay    *durationpb.Duration `protobuf:"bytes,42,opt,name=start_delay,json=startDelay,proto3" json:"start_delay,omitempty"`
+	StartDelay *durationpb.Duration `protobuf:"bytes,42,opt,name=start_delay,json=startDelay,proto3" json:"start_delay,omitempty"`
+	// How long it may be waited for, in all its tries; it adds to the time that
+	// the kind gives a task. Unset: not at all.
+	WaitMost *durationpb.Duration `protobuf:"bytes,60,opt,name=wait_most,json=waitMost,proto3" json:"wait_most,omitempty"`
+	// Whether it asks a workload manager, and is not one of the kind's own steps.
+	Gate          bool `protobuf:"varint,61,opt,name=gate,proto3" json:"gate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlannedStep) Reset() {
 	*x = PlannedStep{}
-	mi := &file_millwright_task_v1_plan_proto_msgTypes[2]
+	mi := &file_millwright_task_v1_plan_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -273,7 +454,7 @@ func (x *PlannedStep) String() string {
 func (*PlannedStep) ProtoMessage() {}
 
 func (x *PlannedStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_plan_proto_msgTypes[2]
+	mi := &file_millwright_task_v1_plan_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -286,7 +467,7 @@ func (x *PlannedStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedStep.ProtoReflect.Descriptor instead.
 func (*PlannedStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_plan_proto_rawDescGZIP(), []int{2}
+	return file_millwright_task_v1_plan_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PlannedStep) GetType() string {
@@ -359,22 +540,50 @@ func (x *PlannedStep) GetStartDelay() *durationpb.Duration {
 	return nil
 }
 
+func (x *PlannedStep) GetWaitMost() *durationpb.Duration {
+	if x != nil {
+		return x.WaitMost
+	}
+	return nil
+}
+
+func (x *PlannedStep) GetGate() bool {
+	if x != nil {
+		return x.Gate
+	}
+	return false
+}
+
 var File_millwright_task_v1_plan_proto protoreflect.FileDescriptor
 
 const file_millwright_task_v1_plan_proto_rawDesc = "" +
 	"\n" +
-	"\x1dmillwright/task/v1/plan.proto\x12\x12millwright.task.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!millwright/task/v1/envelope.proto\"\xe3\x01\n" +
+	"\x1dmillwright/task/v1/plan.proto\x12\x12millwright.task.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/task/v1/envelope.proto\"\x9f\x02\n" +
 	"\x04Plan\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\rR\brevision\x125\n" +
 	"\x05steps\x18\x03 \x03(\v2\x1f.millwright.task.v1.PlannedStepR\x05steps\x12@\n" +
 	"\vdifferences\x18\x04 \x03(\v2\x1e.millwright.task.v1.DifferenceR\vdifferences\x122\n" +
-	"\x06impact\x18\x05 \x03(\x0e2\x1a.millwright.task.v1.ImpactR\x06impact\"N\n" +
+	"\x06impact\x18\x05 \x03(\x0e2\x1a.millwright.task.v1.ImpactR\x06impact\x12:\n" +
+	"\n" +
+	"in_the_way\x18< \x03(\v2\x1c.millwright.task.v1.InTheWayR\binTheWay\"\x9b\x01\n" +
+	"\bInTheWay\x12\x18\n" +
+	"\amanager\x18\x01 \x01(\tR\amanager\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x123\n" +
+	"\x04work\x18\x05 \x03(\v2\x1f.millwright.task.v1.RunningWorkR\x04work\"\x94\x01\n" +
+	"\vRunningWork\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x125\n" +
+	"\bend_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\"N\n" +
 	"\n" +
 	"Difference\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x12\n" +
 	"\x04have\x18\x02 \x01(\tR\x04have\x12\x12\n" +
-	"\x04want\x18\x03 \x01(\tR\x04want\"\x81\x03\n" +
+	"\x04want\x18\x03 \x01(\tR\x04want\"\xcd\x03\n" +
 	"\vPlannedStep\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\rR\brevision\x12\x12\n" +
@@ -386,7 +595,9 @@ const file_millwright_task_v1_plan_proto_rawDesc = "" +
 	"\fmax_attempts\x18( \x01(\rR\vmaxAttempts\x124\n" +
 	"\bback_off\x18) \x01(\v2\x19.google.protobuf.DurationR\abackOff\x12:\n" +
 	"\vstart_delay\x18* \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"startDelay*~\n" +
+	"startDelay\x126\n" +
+	"\twait_most\x18< \x01(\v2\x19.google.protobuf.DurationR\bwaitMost\x12\x12\n" +
+	"\x04gate\x18= \x01(\bR\x04gate*~\n" +
 	"\x06Effect\x12\x16\n" +
 	"\x12EFFECT_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11EFFECT_IDEMPOTENT\x10\x01\x12\x19\n" +
@@ -407,28 +618,35 @@ func file_millwright_task_v1_plan_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_task_v1_plan_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_task_v1_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_millwright_task_v1_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_millwright_task_v1_plan_proto_goTypes = []any{
-	(Effect)(0),                 // 0: millwright.task.v1.Effect
-	(*Plan)(nil),                // 1: millwright.task.v1.Plan
-	(*Difference)(nil),          // 2: millwright.task.v1.Difference
-	(*PlannedStep)(nil),         // 3: millwright.task.v1.PlannedStep
-	(Impact)(0),                 // 4: millwright.task.v1.Impact
-	(*durationpb.Duration)(nil), // 5: google.protobuf.Duration
+	(Effect)(0),                   // 0: millwright.task.v1.Effect
+	(*Plan)(nil),                  // 1: millwright.task.v1.Plan
+	(*InTheWay)(nil),              // 2: millwright.task.v1.InTheWay
+	(*RunningWork)(nil),           // 3: millwright.task.v1.RunningWork
+	(*Difference)(nil),            // 4: millwright.task.v1.Difference
+	(*PlannedStep)(nil),           // 5: millwright.task.v1.PlannedStep
+	(Impact)(0),                   // 6: millwright.task.v1.Impact
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 8: google.protobuf.Duration
 }
 var file_millwright_task_v1_plan_proto_depIdxs = []int32{
-	3, // 0: millwright.task.v1.Plan.steps:type_name -> millwright.task.v1.PlannedStep
-	2, // 1: millwright.task.v1.Plan.differences:type_name -> millwright.task.v1.Difference
-	4, // 2: millwright.task.v1.Plan.impact:type_name -> millwright.task.v1.Impact
-	0, // 3: millwright.task.v1.PlannedStep.effect:type_name -> millwright.task.v1.Effect
-	5, // 4: millwright.task.v1.PlannedStep.timeout:type_name -> google.protobuf.Duration
-	5, // 5: millwright.task.v1.PlannedStep.back_off:type_name -> google.protobuf.Duration
-	5, // 6: millwright.task.v1.PlannedStep.start_delay:type_name -> google.protobuf.Duration
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	5,  // 0: millwright.task.v1.Plan.steps:type_name -> millwright.task.v1.PlannedStep
+	4,  // 1: millwright.task.v1.Plan.differences:type_name -> millwright.task.v1.Difference
+	6,  // 2: millwright.task.v1.Plan.impact:type_name -> millwright.task.v1.Impact
+	2,  // 3: millwright.task.v1.Plan.in_the_way:type_name -> millwright.task.v1.InTheWay
+	3,  // 4: millwright.task.v1.InTheWay.work:type_name -> millwright.task.v1.RunningWork
+	7,  // 5: millwright.task.v1.RunningWork.end_time:type_name -> google.protobuf.Timestamp
+	0,  // 6: millwright.task.v1.PlannedStep.effect:type_name -> millwright.task.v1.Effect
+	8,  // 7: millwright.task.v1.PlannedStep.timeout:type_name -> google.protobuf.Duration
+	8,  // 8: millwright.task.v1.PlannedStep.back_off:type_name -> google.protobuf.Duration
+	8,  // 9: millwright.task.v1.PlannedStep.start_delay:type_name -> google.protobuf.Duration
+	8,  // 10: millwright.task.v1.PlannedStep.wait_most:type_name -> google.protobuf.Duration
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_millwright_task_v1_plan_proto_init() }
@@ -443,7 +661,7 @@ func file_millwright_task_v1_plan_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_plan_proto_rawDesc), len(file_millwright_task_v1_plan_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   3,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,91 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	slurmv1 "github.com/gpuaas/millwright/proto/millwright/slurm/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/host"
+	"github.com/gpuaas/millwright/tasks/step"
+)
+
+// siteConf is where a site keeps Slurm's configuration on a node.
+const siteConf = "/etc/slurm/slurm.conf"
+
+// Asker asks Slurm before a task disturbs the jobs of a node.
+type Asker struct{}
+
+var _ tasks.Asker = Asker{}
+
+// Ask implements [tasks.Asker]. A node is a member when slurm.join made it one,
+// or its slurmd runs, or would at boot with a configuration of the site's: jobs
+// go on without their slurmd.
+func (Asker) Ask(ctx context.Context, h host.Reader, owner string, d tasks.Disturbance) (*tasks.Gate, error) {
+	member, controllers, err := membership(ctx, h)
+	if err != nil || !member {
+		return nil, err
+	}
+	m, err := h.SlurmMachine(ctx)
+	if err != nil {
+		return nil, unfit("whether jobs run on the node is not known: %v", err)
+	}
+	n, err := h.SlurmNode(ctx, host.SlurmRef{Node: m.HostName, Servers: controllers})
+	switch {
+	case errors.Is(err, host.ErrSlurm), errors.Is(err, fs.ErrNotExist):
+		return nil, unfit("whether jobs run on node %s is not known, and a task that %s would disturb them: %v", m.HostName, d.What, err)
+	case err != nil:
+		return nil, err
+	case !n.Known:
+		return nil, nil
+	}
+	back := &slurmv1.SlurmReturnStep{Node: m.HostName, Controllers: controllers, Owner: owner, Rebooted: d.Reboots}
+	if d.Reboots && !n.SlurmdStart.IsZero() {
+		back.SlurmdStart = n.SlurmdStart.Unix()
+	}
+	return &tasks.Gate{
+		Before: step.AskSlurm(&slurmv1.SlurmAskStep{
+			Node: m.HostName, Controllers: controllers, Owner: owner, Reason: "a task " + d.What, WaitForJobs: durationpb.New(d.Wait),
+		}),
+		After: step.ReturnSlurm(back), InTheWay: inTheWay(n),
+	}, nil
+}
+
+// membership reports whether the node may run jobs, and whom it is to ask.
+func membership(ctx context.Context, h host.Reader) (member bool, controllers []string, err error) {
+	own, err := readOwn(ctx, h, optionsPath)
+	if err != nil {
+		return false, nil, err
+	}
+	if own != "" {
+		return true, (&survey{options: own}).controllers(), nil
+	}
+	slurmd, err := h.Unit(ctx, step.SlurmdUnit)
+	if err != nil || active(slurmd) {
+		return err == nil, nil, err
+	}
+	_, err = h.Lstat(ctx, siteConf)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil, nil
+	}
+	return err == nil && (enabled(slurmd) || slurmd.Active == "failed"), nil, err
+}
+
+// inTheWay says what a node has now.
+func inTheWay(n host.SlurmNode) *taskv1.InTheWay {
+	w := &taskv1.InTheWay{Manager: "slurm", Node: n.Name, State: strings.Join(n.States, "+"), Reason: n.Reason}
+	for _, j := range n.Jobs {
+		r := &taskv1.RunningWork{Id: j.ID, Owner: j.User, State: strings.ToLower(j.State), Name: j.Name}
+		if !j.End.IsZero() {
+			r.EndTime = timestamppb.New(j.End)
+		}
+		w.Work = append(w.Work, r)
+	}
+	return w
+}
