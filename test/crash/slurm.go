@@ -2,12 +2,19 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strings"
+
+	"github.com/google/uuid"
 )
+
+// noMember takes the node out of its cluster by hand: a member's other tasks ask
+// Slurm first.
+const noMember = `systemctl disable --now slurmd 2>/dev/null || true; rm -f /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf; systemctl daemon-reload`
 
 // slurmSite makes the node a cluster's controller, under a configuration of its
 // own so that it can be a member too, and no member.
-const slurmSite = `systemctl disable --now slurmd 2>/dev/null || true; rm -f /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf; systemctl daemon-reload
+const slurmSite = noMember + `
 mkdir -p /etc/site /var/lib/slurm/slurmctld /var/log/slurm
 cat > /etc/site/slurm.conf <<EOF
 ClusterName=site
@@ -69,7 +76,41 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
 		return t.done(ctx, "slurm.drain", "reason: a story\n")
 	}
 	other := "node:\n  " + strings.ReplaceAll(strings.TrimSpace(member("mw, fast")("")), "\n", "\n  ") + "\n"
-	return []story{join, broken, after("slurm.leave", "{}"), after("slurm.reconfigure", other), after("slurm.drain", "reason: a story\n"), resume}
+	return []story{join, broken, gated(facts, prepare, joined), after("slurm.leave", "{}"), after("slurm.reconfigure", other), after("slurm.drain", "reason: a story\n"), resume}
+}
+
+// gated is storage.unmount while a job runs: the task waits for it, drained, and
+// gives the node back. The job notes when its mount is gone too early.
+func gated(facts, prepare func(string) string, joined func(context.Context, *trial) error) story {
+	s := story{kind: "storage.unmount", variant: "while a job of Slurm runs", state: succeeded}
+	s.prepare = func(l string) string {
+		return prepare(l) + "; mkdir -p /srv/" + l + "; touch /srv/" + l + "/here"
+	}
+	s.spec = func(l string) string { return "target: /mnt/" + l + "/data\nwait_for_jobs: 60s\n" }
+	s.facts = func(l string) string { return mountFacts(l) + "; " + facts(l) + " lost=$(cat /run/lost-" + l + " 2>/dev/null | wc -l)" }
+	s.setup = func(ctx context.Context, t *trial) error {
+		if err := joined(ctx, t); err != nil {
+			return err
+		}
+		if err := t.done(ctx, "storage.mount", fmt.Sprintf("target: /mnt/%[1]s/data\nbind: {path: /srv/%[1]s}", t.label)); err != nil {
+			return err
+		}
+		_, err := t.sh(ctx, fmt.Sprintf(`export SLURM_CONF=/etc/site/slurm.conf; sbatch --parsable -o /dev/null -D / --wrap 'touch /run/begun-%[1]s; until test -e /run/go-%[1]s; do test -e /mnt/%[1]s/data/here || echo lost >> /run/lost-%[1]s; sleep 0.05; done'`, t.label))
+		if err != nil {
+			return err
+		}
+		return t.await(ctx, "/run/begun-"+t.label)
+	}
+	s.create = func(ctx context.Context, t *trial) (string, error) {
+		out, err := t.operator(ctx, t.story.spec(t.label), "task", "run", "storage.unmount", "-n", t.node.Name(), "-f", "-", "-o", "json",
+			"--allow-impact", "drain", "--request-id", uuid.NewString())
+		return created(out, err)
+	}
+	s.during = func(ctx context.Context, t *trial) error {
+		_, err := t.sh(ctx, `export SLURM_CONF=/etc/site/slurm.conf; for i in $(seq 100); do sinfo -h -R -o %E | grep -q '^mw:storage.unmount-' && break; sleep 0.05; done; sleep 1; touch /run/go-`+t.label)
+		return err
+	}
+	return s
 }
 
 // noIntents takes back what the stories before have left the node to restore: it

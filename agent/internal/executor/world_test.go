@@ -227,6 +227,8 @@ func (w *world) step(word string) tasks.Step {
 	switch {
 	case !ok:
 		return toggle{w, name, &wrapperspb.StringValue{Value: name}}
+	case effect == "wait":
+		return asker{toggle{w, name, &taskv1.FilesystemMakeStep{Label: name}}}
 	case effect == "retry":
 		return stubborn{toggle{w, name, &taskv1.DirectoryStep{Path: name}}}
 	case effect == "check":
@@ -284,6 +286,7 @@ func (w *world) registry() *tasks.Registry {
 	}
 	tasks.AddStep(r, step("toggle", taskv1.Effect_EFFECT_IDEMPOTENT), func(a *wrapperspb.StringValue) tasks.Step { return w.step(a.GetValue()) })
 	tasks.AddStep(r, step("retry", taskv1.Effect_EFFECT_IDEMPOTENT), func(a *taskv1.DirectoryStep) tasks.Step { return w.step("retry:" + a.GetPath()) })
+	tasks.AddStep(r, step("wait", taskv1.Effect_EFFECT_IDEMPOTENT), func(a *taskv1.FilesystemMakeStep) tasks.Step { return w.step("wait:" + a.GetLabel()) })
 	tasks.AddStep(r, step("check", taskv1.Effect_EFFECT_CHECK_THEN_ACT), func(a *wrapperspb.BytesValue) tasks.Step { return w.step("check:" + string(a.GetValue())) })
 	tasks.AddStep(r, step("once", taskv1.Effect_EFFECT_AT_MOST_ONCE), func(a *taskv1.RemoveFileStep) tasks.Step { return w.step("once:" + a.GetPath()) })
 	tasks.AddStep(r, step("reboot", taskv1.Effect_EFFECT_REBOOT), func(a *taskv1.UnitStep) tasks.Step { return w.step("reboot:" + a.GetUnit()) })

@@ -84,10 +84,17 @@ func members(t *testing.T, all *clustertest.Cluster) {
 		t.Errorf("result %v (%v)", &r, err)
 	}
 	nothing(t, c, "n1", join(2))
-	t.Run("drain and resume", func(t *testing.T) { drains(t, all.With(t)) })
-	t.Run("reconfigure", func(t *testing.T) { reconfigures(t, all.With(t)) })
-	t.Run("a reboot", func(t *testing.T) { reboots(t, all.With(t)) })
-	t.Run("leave and join again", func(t *testing.T) { leaves(t, all.With(t)) })
+	t.Run("first", func(t *testing.T) {
+		t.Parallel()
+		t.Run("drain and resume", func(t *testing.T) { drains(t, all.With(t)) })
+		t.Run("reconfigure", func(t *testing.T) { reconfigures(t, all.With(t)) })
+		t.Run("gate", func(t *testing.T) { gated(t, all.With(t)) })
+	})
+	t.Run("second", func(t *testing.T) {
+		t.Parallel()
+		t.Run("a reboot", func(t *testing.T) { reboots(t, all.With(t)) })
+		t.Run("leave and join again", func(t *testing.T) { leaves(t, all.With(t)) })
+	})
 }
 
 // isMember asks the controller, and runs a job that looks for its device.
