@@ -28,8 +28,13 @@ const (
 // unitPath returns where the unit file of a mount point stands.
 func unitPath(target string) string { return unitDir + MountUnit(target) }
 
-// specDigest is the SHA-256 of a spec, as the unit file has it.
+// specDigest is the SHA-256 of a spec, as the unit file has it. How long jobs are
+// waited for is about the task, and not about the mount.
 func specDigest(s *storagev1.MountSpec) (string, error) {
+	if s.GetWaitForJobs() != nil {
+		s = proto.CloneOf(s)
+		s.WaitForJobs = nil
+	}
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
 	if err != nil {
 		return "", fmt.Errorf("serialise spec: %w", err)
