@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/executor"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/host"
 )
 
 // asker is a toggle that waits for others, twenty minutes at most.
@@ -130,4 +131,39 @@ func TestWaitIsNoRetry(t *testing.T) {
 	if got := n.w.count("apply a"); got != 1 {
 		t.Errorf("applied %d times", got)
 	}
+}
+
+// manager is a workload manager of a node that has the switch "member", with a
+// job for each turn of the switch "jobs".
+type manager struct{ w *world }
+
+func (m manager) Ask(context.Context, host.Reader, string, tasks.Disturbance) (*tasks.Gate, error) {
+	if m.w.get("member") == 0 {
+		return nil, nil
+	}
+	g := &tasks.Gate{Before: m.w.step("wait:ask"), After: m.w.step("wait:return"), InTheWay: &taskv1.InTheWay{Manager: "manager"}}
+	for range m.w.get("jobs") {
+		g.InTheWay.Work = append(g.InTheWay.Work, &taskv1.RunningWork{Id: "7"})
+	}
+	return g, nil
+}
+
+// TestRestoreWaitsForNobody: a restore that would disturb jobs is not begun, and
+// comes back when they are gone.
+func TestRestoreWaitsForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.accept(1, "switch.keep", "@k a")
+		want(t, n.ended(1), succeeded, noUndo, "")
+		n.w.put("member", 1)
+		n.w.put("jobs", 1)
+		n.w.put("a", 0)
+		pass(20 * time.Minute)
+		if n.w.get("a") != 0 || n.w.count("apply ask") != 0 {
+			t.Errorf("a job was in the way, and the restore went on: %v", n.w.calls)
+		}
+		n.w.put("jobs", 0)
+		pass(2 * time.Hour)
+		n.w.want(t, map[string]int{"a": 1, "member": 1, "ask": 1, "return": 1})
+	})
 }

@@ -205,7 +205,7 @@ func (t switchTask) Plan(ctx context.Context, _ host.Reader, spec *wrapperspb.St
 	if err := t.w.call(ctx, "plan "+lock, func() {}); err != nil {
 		return tasks.Plan{}, err
 	}
-	var p tasks.Plan
+	p := tasks.Plan{Disturbs: &tasks.Disturbance{What: "turns switches"}}
 	for _, word := range names {
 		s := t.w.step(word)
 		if !t.action && t.w.get(nameOf(word)) > 0 {
@@ -281,6 +281,7 @@ func (resolveTask) Result(context.Context, host.Prober, *taskv1.ResolveSpec, [][
 
 func (w *world) registry() *tasks.Registry {
 	r := w.kinds()
+	r.AddAsker(manager{w})
 	step := func(name string, e taskv1.Effect) tasks.StepInfo {
 		return tasks.StepInfo{Type: name, Revision: 1, Effect: e, Undoable: e != taskv1.Effect_EFFECT_AT_MOST_ONCE}
 	}
