@@ -198,13 +198,23 @@ func (k *Kind) Needs(spec proto.Message) uint32 {
 // needs returns that revision, and the field that asks for it.
 func (k *Kind) needs(spec proto.Message) (least uint32, field protoreflect.Name) {
 	least = 1
-	spec.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
-		if since := k.Since[f.Name()]; since > least {
-			least, field = since, f.Name()
+	k.needsOf(spec.ProtoReflect(), "", &least, &field)
+	return least, field
+}
+
+// needsOf looks at the fields of one message, and of those in it, which Since
+// names after the field that holds them: node.munge_key.
+func (k *Kind) needsOf(m protoreflect.Message, at protoreflect.Name, least *uint32, field *protoreflect.Name) {
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		name := at + f.Name()
+		if since := k.Since[name]; since > *least {
+			*least, *field = since, name
+		}
+		if f.Message() != nil && !f.IsList() && !f.IsMap() {
+			k.needsOf(v.Message(), name+".", least, field)
 		}
 		return true
 	})
-	return least, field
 }
 
 // Validate reports every problem of spec as [Problems].

@@ -14,7 +14,7 @@ import (
 // and Millwright's own.
 var closed = []string{
 	"/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr",
-	"/etc/millwright", "/etc/systemd", "/run", "/var/run", "/var/lib/dpkg", "/var/lib/rpm", "/var/lib/systemd",
+	"/etc/millwright", "/etc/millwright-keys", "/etc/systemd", "/run", "/var/run", "/var/lib/dpkg", "/var/lib/rpm", "/var/lib/systemd",
 	"/var/lib/millwright", "/var/lib/millwright-server", "/tmp", "/var/tmp",
 }
 

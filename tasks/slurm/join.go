@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	slurmv1 "github.com/gpuaas/millwright/proto/millwright/slurm/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -29,7 +30,8 @@ var (
 // JoinInfo describes slurm.join.
 func JoinInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "slurm.join", Revision: 1, Class: tasks.State,
+		Kind: "slurm.join", Revision: 2, Class: tasks.State,
+		Since:   map[protoreflect.Name]uint32{"munge_key": 2},
 		Summary: "make the node a member of a Slurm cluster, now and after each boot",
 	}
 }
@@ -78,6 +80,9 @@ func wanted(spec *slurmv1.JoinSpec, s *survey) member {
 	m.options = ownHeader + " What is changed here by hand is found and undone.\n" +
 		serversMark + strings.Join(m.controllers, " ") + "\n" +
 		"SLURMD_OPTIONS=\"" + flags + "\"\n"
+	if s.ownsKey() || s.key.ref != nil && s.key.other {
+		m.options += keyMark + "\n"
+	}
 	return m
 }
 
@@ -110,7 +115,7 @@ func (s *survey) start(m member) *slurmv1.SlurmdStartStep {
 
 // Plan implements [tasks.Task].
 func (Join) Plan(ctx context.Context, h host.Reader, spec *slurmv1.JoinSpec) (tasks.Plan, error) {
-	s, err := look(ctx, h, spec.GetControllers())
+	s, err := lookFor(ctx, h, spec)
 	if err != nil {
 		return tasks.Plan{}, err
 	}
@@ -175,10 +180,7 @@ func (s *survey) prepare(m member) []tasks.Step {
 			Node: s.machine.HostName, Controllers: m.controllers, Forget: s.answered && s.node.Known && s.anew(m),
 		}))
 	}
-	if !active(s.munge) || !enabled(s.munge) {
-		steps = append(steps, step.Munge(&slurmv1.MungeStep{Phase: slurmv1.MungePhase_MUNGE_PHASE_AFTER}))
-	}
-	return steps
+	return append(steps, s.keySteps()...)
 }
 
 // differences names all that is not as it should be.
@@ -190,6 +192,7 @@ func (s *survey) differences(ctx context.Context, h host.Reader, m member) []tas
 		}
 	}
 	add("options of slurmd", optionsLine(s.options), optionsLine(m.options))
+	diffs = append(diffs, s.keyDifferences()...)
 	if s.options != m.options && len(diffs) == 0 {
 		add(optionsPath, "edited", "as written")
 	}
@@ -267,6 +270,9 @@ func (s *survey) preflight(ctx context.Context, h host.Reader, spec *slurmv1.Joi
 		return unfit("/etc/slurm/slurm.conf is there, and Slurm's programs would read it instead of the controller's configuration: move it away")
 	}
 	if err := checkCgroup(ctx, h); err != nil {
+		return err
+	}
+	if err := s.checkKey(ctx, h); err != nil {
 		return err
 	}
 	list := spec.GetDynamic().GetGres()

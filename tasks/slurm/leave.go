@@ -76,6 +76,9 @@ func (Leave) Plan(ctx context.Context, h host.Reader, spec *slurmv1.LeaveSpec) (
 	p.Steps = append(p.Steps, step.StopSlurmd(&slurmv1.SlurmdStopStep{
 		Node: s.machine.HostName, Controllers: controllers, Forget: s.node.Known && s.node.Is("DYNAMIC_NORM"),
 	}))
+	if p.Steps, err = s.withoutKey(ctx, h, p.Steps); err != nil {
+		return tasks.Plan{}, err
+	}
 	for _, f := range []struct{ path, content string }{{optionsPath, s.options}, {dropInPath, s.dropIn}} {
 		if f.content != "" {
 			p.Steps = append(p.Steps, step.RemoveFile(&taskv1.RemoveFileStep{Path: f.path}))
@@ -108,6 +111,9 @@ func (s *survey) leftovers() []tasks.Difference {
 		if f.content != "" {
 			diffs = append(diffs, tasks.Difference{Subject: "file " + f.path, Have: "there"})
 		}
+	}
+	if s.ownsKey() {
+		diffs = append(diffs, tasks.Difference{Subject: "munge key in " + step.MungeKey, Have: "the cluster's"})
 	}
 	return diffs
 }

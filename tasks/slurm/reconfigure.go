@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	slurmv1 "github.com/gpuaas/millwright/proto/millwright/slurm/v1"
 	"github.com/gpuaas/millwright/tasks"
@@ -24,7 +25,8 @@ var (
 // ReconfigureInfo describes slurm.reconfigure.
 func ReconfigureInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "slurm.reconfigure", Revision: 1, Class: tasks.State,
+		Kind: "slurm.reconfigure", Revision: 2, Class: tasks.State,
+		Since:   map[protoreflect.Name]uint32{"node.munge_key": 2},
 		Summary: "drain the node, and have it register in Slurm with another description",
 	}
 }
@@ -56,7 +58,7 @@ func (Reconfigure) Deadline(s *slurmv1.ReconfigureSpec) time.Duration {
 
 // Plan implements [tasks.Task].
 func (Reconfigure) Plan(ctx context.Context, h host.Reader, spec *slurmv1.ReconfigureSpec) (tasks.Plan, error) {
-	s, err := look(ctx, h, spec.GetNode().GetControllers())
+	s, err := lookFor(ctx, h, spec.GetNode())
 	if err != nil {
 		return tasks.Plan{}, err
 	}

@@ -73,6 +73,16 @@ type survey struct {
 	node     host.SlurmNode
 	answered bool  // the controller did
 	silence  error // why it did not
+	key      keyState
+}
+
+// lookFor surveys a node for what a spec asks of it.
+func lookFor(ctx context.Context, h host.Reader, spec *slurmv1.JoinSpec) (*survey, error) {
+	s, err := look(ctx, h, spec.GetControllers())
+	if err != nil {
+		return nil, err
+	}
+	return s, s.lookKey(ctx, h, spec.GetMungeKey())
 }
 
 // look surveys a node. Controllers are asked as the spec says, or as the file of

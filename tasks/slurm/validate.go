@@ -35,6 +35,9 @@ var (
 
 func validateJoin(p *tasks.Problems, at string, s *slurmv1.JoinSpec) {
 	checkControllers(p, at+"controllers", s.GetControllers())
+	if s.GetMungeKey() != nil {
+		tasks.CheckSecret(p, at+"munge_key", s.GetMungeKey())
+	}
 	switch m := s.GetMembership().(type) {
 	case *slurmv1.JoinSpec_Dynamic:
 		checkGres(p, at+"dynamic.gres", m.Dynamic.GetGres())

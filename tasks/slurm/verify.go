@@ -22,11 +22,16 @@ var closed = []string{
 }
 
 func verifyMember(ctx context.Context, h host.Prober, spec *slurmv1.JoinSpec) error {
-	s, err := look(ctx, h, spec.GetControllers())
+	s, err := lookFor(ctx, h, spec)
 	if err != nil {
 		return err
 	}
 	m := wanted(spec, s)
+	if s.key.ref != nil {
+		if err := step.SecretInPlace(ctx, h, keyFile(s.key.ref)); err != nil {
+			return err
+		}
+	}
 	if err := step.CheckMunge(ctx, h); err != nil {
 		return err
 	}

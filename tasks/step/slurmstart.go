@@ -130,7 +130,7 @@ func CheckController(ctx context.Context, h host.Prober, controllers []string) e
 	switch {
 	case err != nil && strings.Contains(err.Error(), "Incompatible versions"):
 		return reasonError(tasks.ReasonSlurmVersion, "the controller does not speak the language of this node's Slurm, which is another release: %w", err)
-	case err != nil && strings.Contains(err.Error(), "Zero Bytes"), err != nil && strings.Contains(err.Error(), "authentication"):
+	case SlurmDistrusts(err):
 		return reasonError(tasks.ReasonMungeKeyRefused, "the controller answers and does not trust this node: its munge key is not the cluster's, or their clocks are more than 5 minutes apart: %w", err)
 	case err != nil:
 		return reasonError(tasks.ReasonSlurmControllerDown, "Slurm's controller does not answer: %w", err)
@@ -144,6 +144,12 @@ func CheckController(ctx context.Context, h host.Prober, controllers []string) e
 			m.Version, c.Version, c.Version, tasks.ErrNotSatisfied)
 	}
 	return nil
+}
+
+// SlurmDistrusts reports whether an error is a controller's that answers, and
+// does not take the node's credentials.
+func SlurmDistrusts(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), "Zero Bytes") || strings.Contains(err.Error(), "authentication"))
 }
 
 var release = regexp.MustCompile(`^(\d+)\.(\d+)`)

@@ -41,7 +41,7 @@ func MountInfo() tasks.Info {
 		Kind: "storage.mount", Revision: 3, Class: tasks.State,
 		Since: map[protoreflect.Name]uint32{
 			"nfs": 2, "lustre": 2, "weka": 2, "beegfs": 2, "cephfs": 2, "s3": 2, "device": 2, "wait": 2, "sentinel": 2,
-			"wait_for_jobs": 3,
+			"wait_for_jobs": 3, "cephfs.key": 3, "s3.key": 3,
 		},
 		Summary: "mount a file system, now and after each boot",
 	}
@@ -89,6 +89,9 @@ func (Mount) Plan(ctx context.Context, h host.Reader, spec *storagev1.MountSpec)
 	}
 	want, err := wantedNow(ctx, h, spec)
 	if err != nil {
+		return tasks.Plan{}, err
+	}
+	if err := s.lookKey(ctx, h, keyFileOf(spec)); err != nil {
 		return tasks.Plan{}, err
 	}
 	diffs := s.differences(spec, want, content)
@@ -152,13 +155,14 @@ func (s *survey) steps(want *taskv1.MountUnitStep, content string, again, missin
 	if s.content != content {
 		add(step.WriteFile(&taskv1.WriteFileStep{Path: unitPath(s.target), Data: []byte(content), Mode: unitMode}))
 	}
+	steps = append(steps, s.keySteps()...)
 	add(step.SetMount(want))
 	return steps
 }
 
 // differences names all that is not as spec wants it.
 func (s *survey) differences(spec *storagev1.MountSpec, want *taskv1.MountUnitStep, content string) []tasks.Difference {
-	diffs := s.mountDifferences(spec, want)
+	diffs := append(s.mountDifferences(spec, want), s.keyDifferences()...)
 	if !s.written {
 		diffs = append(diffs, tasks.Difference{Subject: "unit " + s.unit, Want: unitPath(s.target)})
 	} else {
@@ -268,7 +272,7 @@ func (s *survey) remount(spec *storagev1.MountSpec, wantStep *taskv1.MountUnitSt
 	if s.depth == 0 {
 		return false
 	}
-	if len(s.mountDifferences(spec, wantStep)) > 0 {
+	if len(s.mountDifferences(spec, wantStep)) > 0 || s.key.other {
 		return true
 	}
 	isMount := func(key string) bool { return strings.HasPrefix(key, "Mount.") }
@@ -300,6 +304,9 @@ func (Mount) Verify(ctx context.Context, h host.Prober, spec *storagev1.MountSpe
 	}
 	want, err := wantedNow(ctx, h, spec)
 	if err != nil {
+		return err
+	}
+	if err := s.lookKey(ctx, h, keyFileOf(spec)); err != nil {
 		return err
 	}
 	if diffs := s.differences(spec, want, content); len(diffs) > 0 {

@@ -137,7 +137,7 @@ func beegfsSource(b *storagev1.BeegfsSource) source {
 	}
 }
 
-func cephSource(c *storagev1.CephfsSource) source {
+func cephSource(c *storagev1.CephfsSource, key keyFile) source {
 	dir := c.GetPath()
 	if dir == "" {
 		dir = "/"
@@ -148,7 +148,7 @@ func cephSource(c *storagev1.CephfsSource) source {
 		inForce: []optionInForce{{key: "name", value: c.GetUser()}},
 		needs: needs{
 			programs: []program{{"mount.ceph", "ceph-common"}}, kernel: []string{"ceph"},
-			secrets: []secretFile{{"cephfs.key_file", c.GetKeyFile()}},
+			secrets: key.needed("cephfs.key_file"),
 		},
 	}
 	s.shown = s.what
@@ -181,7 +181,7 @@ func checkCeph(p *tasks.Problems, c *storagev1.CephfsSource) {
 		checkPath(p, "cephfs.path", c.GetPath())
 	}
 	checkName(p, "cephfs.user", c.GetUser(), "give the name without client.")
-	checkSecretPath(p, "cephfs.key_file", c.GetKeyFile())
+	checkKey(p, "cephfs", c.GetKeyFile(), c.GetKey())
 	if c.GetFilesystem() != "" {
 		checkName(p, "cephfs.filesystem", c.GetFilesystem(), "give the name that ceph fs ls shows")
 	}

@@ -10,34 +10,34 @@ import (
 
 // s3Source mounts a bucket. The key is in a file that the client reads: only
 // its path is in the unit.
-func s3Source(b *storagev1.S3Source, readOnly bool) source {
+func s3Source(b *storagev1.S3Source, key keyFile, readOnly bool) source {
 	s := source{
 		network: true, options: []string{"_netdev", "allow_other"},
-		needs: needs{kernel: []string{"fuse"}, secrets: []secretFile{{"s3.key_file", b.GetKeyFile()}}},
+		needs: needs{kernel: []string{"fuse"}, secrets: key.needed("s3.key_file")},
 	}
 	if host, port, ok := splitEndpoint(b.GetEndpoint()); ok {
 		s.needs.servers = []endpoint{{host, port}}
 	}
 	switch b.GetClient() {
 	case storagev1.S3Client_S3_CLIENT_MOUNT_S3:
-		mountS3(&s, b, readOnly)
+		mountS3(&s, b, key.path, readOnly)
 	case storagev1.S3Client_S3_CLIENT_RCLONE:
-		rclone(&s, b)
+		rclone(&s, b, key.path)
 	default:
-		s3fs(&s, b)
+		s3fs(&s, b, key.path)
 	}
 	return s
 }
 
 // s3fs is told its name in the mount table, which would be the same for all
 // buckets.
-func s3fs(s *source, b *storagev1.S3Source) {
+func s3fs(s *source, b *storagev1.S3Source, keyFile string) {
 	s.what, s.unitType, s.fstype = b.GetBucket(), "fuse.s3fs", "fuse.s3fs"
 	if b.GetPrefix() != "" {
 		s.what += ":/" + b.GetPrefix()
 	}
 	s.shown = "s3fs#" + s.what
-	s.options = append(s.options, "fsname="+s.shown, "subtype=s3fs", "passwd_file="+b.GetKeyFile())
+	s.options = append(s.options, "fsname="+s.shown, "subtype=s3fs", "passwd_file="+keyFile)
 	if b.GetEndpoint() != "" {
 		s.options = append(s.options, "url="+b.GetEndpoint())
 	}
@@ -53,7 +53,7 @@ func s3fs(s *source, b *storagev1.S3Source) {
 }
 
 // mountS3 deletes nothing unless it is told that it may.
-func mountS3(s *source, b *storagev1.S3Source, readOnly bool) {
+func mountS3(s *source, b *storagev1.S3Source, keyFile string, readOnly bool) {
 	s.what, s.unitType, s.fstype, s.shown = "s3://"+b.GetBucket(), "mount-s3", "fuse", "mountpoint-s3"
 	if b.GetPrefix() != "" {
 		s.what += "/" + b.GetPrefix() + "/"
@@ -71,16 +71,16 @@ func mountS3(s *source, b *storagev1.S3Source, readOnly bool) {
 	if b.GetPathStyle() {
 		s.options = append(s.options, "force-path-style")
 	}
-	s.environment = []string{"AWS_SHARED_CREDENTIALS_FILE=" + b.GetKeyFile()}
+	s.environment = []string{"AWS_SHARED_CREDENTIALS_FILE=" + keyFile}
 	s.needs.programs = []program{{"mount-s3", "mount-s3"}, {"mount.mount-s3", "mount-s3"}}
 }
 
 // rclone writes to the store before a file is closed: otherwise it says yes to
 // what the store may refuse later.
-func rclone(s *source, b *storagev1.S3Source) {
+func rclone(s *source, b *storagev1.S3Source, keyFile string) {
 	s.what, s.unitType, s.fstype = b.GetRemote()+":"+path.Join(b.GetBucket(), b.GetPrefix()), "rclone", "fuse.rclone"
 	s.shown = s.what
-	s.options = append(s.options, "args2env", "config="+b.GetKeyFile(), "vfs-cache-mode=writes", "vfs-write-back=0s",
+	s.options = append(s.options, "args2env", "config="+keyFile, "vfs-cache-mode=writes", "vfs-write-back=0s",
 		"contimeout=5s", "timeout=10s", "low-level-retries=1")
 	s.needs.programs = []program{{"rclone", "rclone"}, {"mount.rclone", "rclone, with a link /sbin/mount.rclone to it"}}
 }
@@ -103,7 +103,7 @@ func checkS3(p *tasks.Problems, b *storagev1.S3Source, spec *storagev1.MountSpec
 	if b.GetRegion() != "" {
 		checkName(p, "s3.region", b.GetRegion(), "give a region such as eu-central-1")
 	}
-	checkSecretPath(p, "s3.key_file", b.GetKeyFile())
+	checkKey(p, "s3", b.GetKeyFile(), b.GetKey())
 	checkRclone(p, b)
 	if spec.GetReadOnly() && spec.GetSentinel() == "" {
 		p.Add("sentinel", "", "is required for a bucket that is mounted read only, since a bucket that is not there looks empty: name a file that is in it")

@@ -61,9 +61,9 @@ func sourceOf(spec *storagev1.MountSpec) source {
 	case *storagev1.MountSpec_Beegfs:
 		return beegfsSource(src.Beegfs)
 	case *storagev1.MountSpec_Cephfs:
-		return cephSource(src.Cephfs)
+		return cephSource(src.Cephfs, keyFileOf(spec))
 	case *storagev1.MountSpec_S3:
-		return s3Source(src.S3, spec.GetReadOnly())
+		return s3Source(src.S3, keyFileOf(spec), spec.GetReadOnly())
 	case *storagev1.MountSpec_Device:
 		return deviceSource(src.Device)
 	default:

@@ -30,6 +30,7 @@ type survey struct {
 	content string     // of the unit file
 	dropIns []dropIn   // that change this unit alone
 	health  host.MountHealth
+	key     keyState
 }
 
 type dropIn struct{ path, content string }

@@ -61,7 +61,10 @@ func (Unmount) Plan(ctx context.Context, h host.Reader, spec *storagev1.UnmountS
 	if !s.written && s.depth > 0 {
 		return tasks.Plan{}, unfit("%s of type %s is mounted on %s, and not by Millwright: unmount it by hand", s.mount.Source, s.mount.FSType, s.target)
 	}
-	if !s.written && !s.enabled() {
+	if err := s.lookKey(ctx, h, keyFile{}); err != nil {
+		return tasks.Plan{}, err
+	}
+	if !s.written && !s.enabled() && !s.key.leftover {
 		return tasks.Plan{}, nil
 	}
 	if err := s.checkOurs(ctx, h); err != nil {
@@ -80,6 +83,7 @@ func (Unmount) Plan(ctx context.Context, h host.Reader, spec *storagev1.UnmountS
 	if s.written {
 		p.Steps = append(p.Steps, step.RemoveFile(&taskv1.RemoveFileStep{Path: unitPath(s.target)}))
 	}
+	p.Steps = append(p.Steps, s.keySteps()...)
 	p.Steps = append(p.Steps, s.reload())
 	return p, nil
 }
@@ -157,13 +161,16 @@ func (s *survey) leftovers() []tasks.Difference {
 	if s.enabled() {
 		diffs = append(diffs, tasks.Difference{Subject: "unit " + s.unit + " at boot", Have: s.status.Enabled})
 	}
-	return diffs
+	return append(diffs, s.keyDifferences()...)
 }
 
 // Verify implements [tasks.Task].
 func (Unmount) Verify(ctx context.Context, h host.Prober, spec *storagev1.UnmountSpec) error {
 	s, err := look(ctx, h, spec.GetTarget())
 	if err != nil {
+		return err
+	}
+	if err := s.lookKey(ctx, h, keyFile{}); err != nil {
 		return err
 	}
 	for _, d := range s.leftovers() {

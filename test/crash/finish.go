@@ -39,7 +39,7 @@ echo JOURNAL $o; echo FACTS $(%[5]s)
 // cleanup takes away what would slow the next trials down.
 const cleanup = `umount /mnt/%[1]s/data 2>/dev/null; rm -rf /etc/systemd/system/mnt-%[1]s-data.mount /mnt/%[1]s /run/systemd/system/*%[1]s*
 find /etc/systemd/system -lname '*mnt-%[1]s-data.mount' -delete
-if test -e /etc/default/millwright-slurmd; then `+noMember+`; fi`
+if test -e /etc/default/millwright-slurmd; then ` + noMember + `; fi`
 
 // lateBy is how long a point may come after the end of the task, in tenths of a
 // second: heartbeats, and what is stored now and then.

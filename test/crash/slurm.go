@@ -68,7 +68,36 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
 	after := func(kind, spec string) story {
 		return story{kind: kind, facts: facts, prepare: prepare, state: succeeded, setup: joined, spec: func(string) string { return spec }}
 	}
+	return append([]story{join, broken, keyed(broken), gated(facts, prepare, joined)}, afterJoin(after, member)...)
+}
+
+// keyed is a join that brings the cluster's key and fails: the key that was is
+// back, and munged runs with it. The controller here reads its key from the same
+// munged, and so trusts the node with either.
+func keyed(broken story) story {
+	s := broken
+	s.variant = "that brings a key, and fails"
+	s.prepare = func(l string) string {
+		return `systemctl stop munge; printf 'before %057d' 0 > /etc/munge/munge.key; chown munge: /etc/munge/munge.key; chmod 0400 /etc/munge/munge.key
+` + broken.prepare(l)
+	}
+	s.setup = func(ctx context.Context, t *trial) error {
+		_, err := t.operator(ctx, strings.Repeat("key of "+t.label+" ", 4), "secret", "put", t.label, "-f", "-")
+		return err
+	}
+	s.spec = func(l string) string { return broken.spec(l) + "munge_key: {name: " + l + "}\n" }
+	s.facts = func(l string) string {
+		return broken.facts(l) + `
+k=/etc/munge/munge.key; echo key=$(stat -c %a:%U:%G $k) before=$(grep -c before $k) new=$(grep -c "key of" $k) munge=$(systemctl is-active munge) \
+ works=$(munge -n | unmunge | grep -c Success) kept=$(ls -A /var/lib/millwright/secrets 2>/dev/null | wc -l)`
+	}
+	return s
+}
+
+// afterJoin are the stories of a node that is a member.
+func afterJoin(after func(kind, spec string) story, member func(string) func(string) string) []story {
 	resume := after("slurm.resume", "{}")
+	joined := resume.setup
 	resume.setup = func(ctx context.Context, t *trial) error {
 		if err := joined(ctx, t); err != nil {
 			return err
@@ -76,7 +105,7 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
 		return t.done(ctx, "slurm.drain", "reason: a story\n")
 	}
 	other := "node:\n  " + strings.ReplaceAll(strings.TrimSpace(member("mw, fast")("")), "\n", "\n  ") + "\n"
-	return []story{join, broken, gated(facts, prepare, joined), after("slurm.leave", "{}"), after("slurm.reconfigure", other), after("slurm.drain", "reason: a story\n"), resume}
+	return []story{after("slurm.leave", "{}"), after("slurm.reconfigure", other), after("slurm.drain", "reason: a story\n"), resume}
 }
 
 // gated is storage.unmount while a job runs: the task waits for it, drained, and
@@ -87,7 +116,9 @@ func gated(facts, prepare func(string) string, joined func(context.Context, *tri
 		return prepare(l) + "; mkdir -p /srv/" + l + "; touch /srv/" + l + "/here"
 	}
 	s.spec = func(l string) string { return "target: /mnt/" + l + "/data\nwait_for_jobs: 60s\n" }
-	s.facts = func(l string) string { return mountFacts(l) + "; " + facts(l) + " lost=$(cat /run/lost-" + l + " 2>/dev/null | wc -l)" }
+	s.facts = func(l string) string {
+		return mountFacts(l) + "; " + facts(l) + " lost=$(cat /run/lost-" + l + " 2>/dev/null | wc -l)"
+	}
 	s.setup = func(ctx context.Context, t *trial) error {
 		if err := joined(ctx, t); err != nil {
 			return err

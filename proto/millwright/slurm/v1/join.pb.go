@@ -7,6 +7,7 @@
 package slurmv1
 
 import (
+	v1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -35,7 +36,11 @@ type JoinSpec struct {
 	//
 	//	*JoinSpec_Dynamic
 	//	*JoinSpec_Static
-	Membership    isJoinSpec_Membership `protobuf_oneof:"membership"`
+	Membership isJoinSpec_Membership `protobuf_oneof:"membership"`
+	// The cluster's munge key, 32 to 1024 bytes. It is put into
+	// /etc/munge/munge.key, for munged alone to read, and munged reads it; unset:
+	// the key that is there stays. Since revision 2.
+	MungeKey      *v1.SecretRef `protobuf:"bytes,4,opt,name=munge_key,json=mungeKey,proto3" json:"munge_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -98,6 +103,13 @@ func (x *JoinSpec) GetStatic() *StaticNode {
 		if x, ok := x.Membership.(*JoinSpec_Static); ok {
 			return x.Static
 		}
+	}
+	return nil
+}
+
+func (x *JoinSpec) GetMungeKey() *v1.SecretRef {
+	if x != nil {
+		return x.MungeKey
 	}
 	return nil
 }
@@ -401,11 +413,12 @@ var File_millwright_slurm_v1_join_proto protoreflect.FileDescriptor
 
 const file_millwright_slurm_v1_join_proto_rawDesc = "" +
 	"\n" +
-	"\x1emillwright/slurm/v1/join.proto\x12\x13millwright.slurm.v1\"\xb3\x01\n" +
+	"\x1emillwright/slurm/v1/join.proto\x12\x13millwright.slurm.v1\x1a\x1fmillwright/task/v1/secret.proto\"\xef\x01\n" +
 	"\bJoinSpec\x12 \n" +
 	"\vcontrollers\x18\x01 \x03(\tR\vcontrollers\x12<\n" +
 	"\adynamic\x18\x02 \x01(\v2 .millwright.slurm.v1.DynamicNodeH\x00R\adynamic\x129\n" +
-	"\x06static\x18\x03 \x01(\v2\x1f.millwright.slurm.v1.StaticNodeH\x00R\x06staticB\f\n" +
+	"\x06static\x18\x03 \x01(\v2\x1f.millwright.slurm.v1.StaticNodeH\x00R\x06static\x12:\n" +
+	"\tmunge_key\x18\x04 \x01(\v2\x1d.millwright.task.v1.SecretRefR\bmungeKeyB\f\n" +
 	"\n" +
 	"membership\"\x8c\x01\n" +
 	"\vDynamicNode\x12-\n" +
@@ -445,22 +458,24 @@ func file_millwright_slurm_v1_join_proto_rawDescGZIP() []byte {
 
 var file_millwright_slurm_v1_join_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_millwright_slurm_v1_join_proto_goTypes = []any{
-	(*JoinSpec)(nil),    // 0: millwright.slurm.v1.JoinSpec
-	(*DynamicNode)(nil), // 1: millwright.slurm.v1.DynamicNode
-	(*StaticNode)(nil),  // 2: millwright.slurm.v1.StaticNode
-	(*Gres)(nil),        // 3: millwright.slurm.v1.Gres
-	(*JoinResult)(nil),  // 4: millwright.slurm.v1.JoinResult
+	(*JoinSpec)(nil),     // 0: millwright.slurm.v1.JoinSpec
+	(*DynamicNode)(nil),  // 1: millwright.slurm.v1.DynamicNode
+	(*StaticNode)(nil),   // 2: millwright.slurm.v1.StaticNode
+	(*Gres)(nil),         // 3: millwright.slurm.v1.Gres
+	(*JoinResult)(nil),   // 4: millwright.slurm.v1.JoinResult
+	(*v1.SecretRef)(nil), // 5: millwright.task.v1.SecretRef
 }
 var file_millwright_slurm_v1_join_proto_depIdxs = []int32{
 	1, // 0: millwright.slurm.v1.JoinSpec.dynamic:type_name -> millwright.slurm.v1.DynamicNode
 	2, // 1: millwright.slurm.v1.JoinSpec.static:type_name -> millwright.slurm.v1.StaticNode
-	3, // 2: millwright.slurm.v1.DynamicNode.gres:type_name -> millwright.slurm.v1.Gres
-	3, // 3: millwright.slurm.v1.StaticNode.gres:type_name -> millwright.slurm.v1.Gres
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	5, // 2: millwright.slurm.v1.JoinSpec.munge_key:type_name -> millwright.task.v1.SecretRef
+	3, // 3: millwright.slurm.v1.DynamicNode.gres:type_name -> millwright.slurm.v1.Gres
+	3, // 4: millwright.slurm.v1.StaticNode.gres:type_name -> millwright.slurm.v1.Gres
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_millwright_slurm_v1_join_proto_init() }

@@ -7,6 +7,7 @@
 package storagev1
 
 import (
+	v1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -1063,12 +1064,16 @@ type CephfsSource struct {
 	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	// The name of the Ceph user, without client.
 	User string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
-	// A file of the node with the user's secret key, readable by root alone.
+	// A file of the node with the user's secret key, readable by root alone; or
+	// key.
 	KeyFile string `protobuf:"bytes,4,opt,name=key_file,json=keyFile,proto3" json:"key_file,omitempty"`
 	// The file system's name; unset: the cluster's default.
 	Filesystem string `protobuf:"bytes,5,opt,name=filesystem,proto3" json:"filesystem,omitempty"`
 	// Encrypt what goes over the network.
-	Encrypt       bool `protobuf:"varint,6,opt,name=encrypt,proto3" json:"encrypt,omitempty"`
+	Encrypt bool `protobuf:"varint,6,opt,name=encrypt,proto3" json:"encrypt,omitempty"`
+	// The user's secret key. It comes with the mount, into a file that root alone
+	// can read, and goes with it. Since revision 3.
+	Key           *v1.SecretRef `protobuf:"bytes,7,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1145,6 +1150,13 @@ func (x *CephfsSource) GetEncrypt() bool {
 	return false
 }
 
+func (x *CephfsSource) GetKey() *v1.SecretRef {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
 // S3Source is a bucket of an object store.
 type S3Source struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1160,13 +1172,16 @@ type S3Source struct {
 	Region string `protobuf:"bytes,5,opt,name=region,proto3" json:"region,omitempty"`
 	// A file of the node with the key, readable by root alone, in the form that
 	// the client reads: ID:SECRET for s3fs, AWS credentials for mount-s3, and the
-	// configuration with the remote for rclone.
+	// configuration with the remote for rclone; or key.
 	KeyFile string `protobuf:"bytes,6,opt,name=key_file,json=keyFile,proto3" json:"key_file,omitempty"`
 	// Name the bucket in the path and not in the host name, as most stores but
 	// AWS want it.
 	PathStyle bool `protobuf:"varint,7,opt,name=path_style,json=pathStyle,proto3" json:"path_style,omitempty"`
 	// The remote of the configuration, for rclone alone.
-	Remote        string `protobuf:"bytes,8,opt,name=remote,proto3" json:"remote,omitempty"`
+	Remote string `protobuf:"bytes,8,opt,name=remote,proto3" json:"remote,omitempty"`
+	// The key, in the form that the client reads. It comes with the mount, into a
+	// file that root alone can read, and goes with it. Since revision 3.
+	Key           *v1.SecretRef `protobuf:"bytes,9,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1255,6 +1270,13 @@ func (x *S3Source) GetRemote() string {
 		return x.Remote
 	}
 	return ""
+}
+
+func (x *S3Source) GetKey() *v1.SecretRef {
+	if x != nil {
+		return x.Key
+	}
+	return nil
 }
 
 // DeviceSource is a file system on a disk of the node. Nothing is formatted.
@@ -1407,7 +1429,7 @@ var File_millwright_storage_v1_mount_proto protoreflect.FileDescriptor
 
 const file_millwright_storage_v1_mount_proto_rawDesc = "" +
 	"\n" +
-	"!millwright/storage/v1/mount.proto\x12\x15millwright.storage.v1\x1a\x1egoogle/protobuf/duration.proto\"\xb7\x06\n" +
+	"!millwright/storage/v1/mount.proto\x12\x15millwright.storage.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fmillwright/task/v1/secret.proto\"\xb7\x06\n" +
 	"\tMountSpec\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x127\n" +
 	"\x04bind\x18\x02 \x01(\v2!.millwright.storage.v1.BindSourceH\x00R\x04bind\x12:\n" +
@@ -1470,7 +1492,7 @@ const file_millwright_storage_v1_mount_proto_rawDesc = "" +
 	"\tauth_file\x18\x06 \x01(\tR\bauthFile\"/\n" +
 	"\fBeegfsSource\x12\x1f\n" +
 	"\vconfig_file\x18\x01 \x01(\tR\n" +
-	"configFile\"\xa7\x01\n" +
+	"configFile\"\xd8\x01\n" +
 	"\fCephfsSource\x12\x1a\n" +
 	"\bmonitors\x18\x01 \x03(\tR\bmonitors\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
@@ -1479,7 +1501,8 @@ const file_millwright_storage_v1_mount_proto_rawDesc = "" +
 	"\n" +
 	"filesystem\x18\x05 \x01(\tR\n" +
 	"filesystem\x12\x18\n" +
-	"\aencrypt\x18\x06 \x01(\bR\aencrypt\"\xf9\x01\n" +
+	"\aencrypt\x18\x06 \x01(\bR\aencrypt\x12/\n" +
+	"\x03key\x18\a \x01(\v2\x1d.millwright.task.v1.SecretRefR\x03key\"\xaa\x02\n" +
 	"\bS3Source\x127\n" +
 	"\x06client\x18\x01 \x01(\x0e2\x1f.millwright.storage.v1.S3ClientR\x06client\x12\x16\n" +
 	"\x06bucket\x18\x02 \x01(\tR\x06bucket\x12\x16\n" +
@@ -1489,7 +1512,8 @@ const file_millwright_storage_v1_mount_proto_rawDesc = "" +
 	"\bkey_file\x18\x06 \x01(\tR\akeyFile\x12\x1d\n" +
 	"\n" +
 	"path_style\x18\a \x01(\bR\tpathStyle\x12\x16\n" +
-	"\x06remote\x18\b \x01(\tR\x06remote\"N\n" +
+	"\x06remote\x18\b \x01(\tR\x06remote\x12/\n" +
+	"\x03key\x18\t \x01(\v2\x1d.millwright.task.v1.SecretRefR\x03key\"N\n" +
 	"\fDeviceSource\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x16\n" +
@@ -1552,6 +1576,7 @@ var file_millwright_storage_v1_mount_proto_goTypes = []any{
 	(*DeviceSource)(nil),        // 15: millwright.storage.v1.DeviceSource
 	(*MountResult)(nil),         // 16: millwright.storage.v1.MountResult
 	(*durationpb.Duration)(nil), // 17: google.protobuf.Duration
+	(*v1.SecretRef)(nil),        // 18: millwright.task.v1.SecretRef
 }
 var file_millwright_storage_v1_mount_proto_depIdxs = []int32{
 	6,  // 0: millwright.storage.v1.MountSpec.bind:type_name -> millwright.storage.v1.BindSource
@@ -1570,12 +1595,14 @@ var file_millwright_storage_v1_mount_proto_depIdxs = []int32{
 	0,  // 13: millwright.storage.v1.NfsSource.transport:type_name -> millwright.storage.v1.NfsTransport
 	1,  // 14: millwright.storage.v1.LustreSource.locks:type_name -> millwright.storage.v1.LustreLocks
 	2,  // 15: millwright.storage.v1.WekaSource.cache:type_name -> millwright.storage.v1.WekaCache
-	3,  // 16: millwright.storage.v1.S3Source.client:type_name -> millwright.storage.v1.S3Client
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	18, // 16: millwright.storage.v1.CephfsSource.key:type_name -> millwright.task.v1.SecretRef
+	3,  // 17: millwright.storage.v1.S3Source.client:type_name -> millwright.storage.v1.S3Client
+	18, // 18: millwright.storage.v1.S3Source.key:type_name -> millwright.task.v1.SecretRef
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_millwright_storage_v1_mount_proto_init() }
