@@ -95,6 +95,36 @@ rules:
 	}
 }
 
+// TestPackagedPolicy checks what a node allows as it is installed.
+func TestPackagedPolicy(t *testing.T) {
+	const file = "../../../packaging/config/policy.yaml"
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := gate.ParsePolicy(file, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, want := range map[string]bool{
+		"storage.mount": true, "storage.unmount": true, "storage.scratch": false,
+		"slurm.drain": true, "slurm.resume": true, "slurm.join": false, "slurm.reconfigure": false, "slurm.leave": false,
+		"secret.place": false, "secret.remove": false,
+		"container.run": false, "container.stop": true, "system.command": false, "system.reboot": false, "task.resolve": true,
+		"no.such": false,
+	} {
+		if v := p.Decide(gate.Request{Kind: kind, Roles: []string{"operator"}}); v.Allowed != want {
+			t.Errorf("%s: %s", kind, v.Message)
+		}
+		if want || kind == "no.such" {
+			continue
+		}
+		if !strings.Contains(string(data), "  # - allow: "+kind+"\n") {
+			t.Errorf("%s is denied, and no comment says how to allow it", kind)
+		}
+	}
+}
+
 func TestReadPolicy(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	if _, err := gate.ReadPolicy(file); err == nil || !strings.Contains(err.Error(), "no policy file") {
