@@ -4,6 +4,7 @@
 package hostile
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"sync"
@@ -11,7 +12,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -32,9 +35,10 @@ type Server struct {
 	sessions chan *Session
 
 	mu     sync.Mutex
-	epoch  uint64          // of the newest session; guarded by mu
-	events []*taskv1.Event // of all sessions, as they came; guarded by mu
-	news   chan struct{}   // closed, and made anew, with each event; guarded by mu
+	epoch  uint64                                   // of the newest session; guarded by mu
+	events []*taskv1.Event                          // of all sessions, as they came; guarded by mu
+	secret func(*agentv1.FetchSecretRequest) []byte // guarded by mu
+	news   chan struct{}                            // closed, and made anew, with each event; guarded by mu
 }
 
 // Serve serves on l, with an empty store, until Stop or the end of the test.
@@ -150,6 +154,25 @@ func (s *Server) keep(frames [][]byte) error {
 	close(s.news)
 	s.news = make(chan struct{})
 	return nil
+}
+
+// Secrets has the server answer each request for a secret, of whatever task,
+// with what value returns. Before, it has none.
+func (s *Server) Secrets(value func(*agentv1.FetchSecretRequest) []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.secret = value
+}
+
+// FetchSecret gives the value of [Server.Secrets].
+func (s *Server) FetchSecret(_ context.Context, req *agentv1.FetchSecretRequest) (*agentv1.FetchSecretResponse, error) {
+	s.mu.Lock()
+	value := s.secret
+	s.mu.Unlock()
+	if value == nil {
+		return nil, status.Error(codes.NotFound, "no such secret")
+	}
+	return &agentv1.FetchSecretResponse{Value: value(req)}, nil
 }
 
 // Next waits for a node's next session.
