@@ -11,20 +11,28 @@ import (
 	"github.com/gpuaas/millwright/test/invariants/check"
 )
 
+// ExportLog returns the server's event log, as its own program exports it.
+func (c *Cluster) ExportLog(ctx context.Context) (string, error) {
+	cmd := exec.CommandContext(ctx, c.binary("millwright-server", c.cfg.Server), "log", "export", "--config", c.serverConfig())
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("export the log: %w\n%s", err, stderr.Bytes())
+	}
+	return stdout.String(), nil
+}
+
 // Histories exports what the server and all nodes that have joined recorded.
 // Of the nodes in gone, which says why, nothing is asked that cannot be had.
 // marks is a file of the nodes to which commands write one line each time that
 // they run; empty: there is none.
 func (c *Cluster) Histories(ctx context.Context, gone map[string]string, marks string) (*check.History, error) {
-	cmd := exec.CommandContext(ctx, c.binary("millwright-server", c.cfg.Server), "log", "export", "--config", c.serverConfig())
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("export the log: %w\n%s", err, stderr.Bytes())
+	export, err := c.ExportLog(ctx)
+	if err != nil {
+		return nil, err
 	}
 	h := &check.History{Gone: gone}
-	var err error
-	if h.Server, err = check.ReadServer(&stdout); err != nil {
+	if h.Server, err = check.ReadServer(strings.NewReader(export)); err != nil {
 		return nil, err
 	}
 	for _, n := range c.bed.Nodes() {

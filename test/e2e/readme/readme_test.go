@@ -22,7 +22,7 @@ import (
 var machines = map[string]string{"server": "n1", "operator": "n2", "node": "n3"}
 
 // hosts are the names that the README gives to machines.
-var hosts = map[string]string{"server": "n1", "gpu-001": "n3"}
+var hosts = map[string]string{"server": "n1", "gpu-001": "n3", "slurm": testbed.SlurmNode}
 
 // block is one fenced block: where its commands are for, and what they are.
 type block struct {
@@ -75,7 +75,7 @@ func TestCommands(t *testing.T) {
 	if err != nil || len(all) < 8 {
 		t.Fatalf("%d blocks of commands: %v", len(all), err)
 	}
-	bed := testbedtest.Up(t, testbed.Config{Nodes: 3, Storage: true})
+	bed := testbedtest.Up(t, testbed.Config{Nodes: 3, Storage: true, Slurm: true})
 	w := world{t: t, bed: bed}
 	w.prepare()
 	for _, b := range all {
@@ -110,6 +110,9 @@ func (w world) prepare() {
 		}
 		if err := n.WriteFile(ctx, "/root/"+deb, data, 0o644); err != nil {
 			w.t.Fatal(err)
+		}
+		if where == "node" { // a stand-in for GPUs, as the controller's gres.conf names them
+			testbedtest.Exec(w.t, n, "sh", "-c", "mknod -m 666 /dev/mwgpu0 c 1 3; mknod -m 666 /dev/mwgpu1 c 1 3")
 		}
 		names := fmt.Sprintf("echo '%s server.example.org' >> /etc/hosts", w.machine(hosts["server"]).Addr())
 		if _, err := n.Exec(ctx, "sh", "-c", names); err != nil {

@@ -16,12 +16,11 @@ sha256sum munge/munge.key; systemctl is-enabled munge slurmd; systemctl is-activ
 // causes damages a node in one way after the other. Each join fails with its
 // plain reason, and leaves the node and the controller as they were.
 func causes(t *testing.T, c *clustertest.Cluster) {
-	key := "/etc/munge/munge.key"
 	for _, tc := range []struct {
 		name, damage, reason, words, mend string
 	}{
-		{"wrong key", "cp -p " + key + " /root/key; head -c 128 /dev/urandom > " + key, "MUNGE_KEY_REFUSED", "munge key is not the cluster's", "cat /root/key > " + key},
-		{"key that others can read", "chmod 644 " + key, "MUNGE_KEY_MODE", "0644", "chmod 400 " + key},
+		{"wrong key", "cp -p " + mungeKey + " /root/key; head -c 128 /dev/urandom > " + mungeKey, "MUNGE_KEY_REFUSED", "munge key is not the cluster's", "cat /root/key > " + mungeKey},
+		{"key that others can read", "chmod 644 " + mungeKey, "MUNGE_KEY_MODE", "0644", "chmod 400 " + mungeKey},
 		{"munged down", "mv /usr/sbin/munged /usr/sbin/munged.real; printf '#!/bin/sh\\nexit 1\\n' > /usr/sbin/munged; chmod 755 /usr/sbin/munged", "MUNGE_DOWN", "munged does not run", "mv /usr/sbin/munged.real /usr/sbin/munged"},
 		{
 			"clock of munged off by 10 minutes",
@@ -45,6 +44,10 @@ func causes(t *testing.T, c *clustertest.Cluster) {
 		fails(t, c, tc.name, "slurm.join", "n3", strings.ReplaceAll(join(2), "[slurm]", "[slurm:6817]"), tc.reason, tc.words)
 		c.Sh("n3", tc.mend)
 	}
+	// A key that comes with the join, and is not the cluster's: the one before is
+	// back, and munged runs with it, as the join at the end shows.
+	c.Put("foreign-key", []byte(strings.Repeat("a key of another cluster ", 4)))
+	fails(t, c, "wrong key that comes with it", "slurm.join", "n3", join(2)+"munge_key: {name: foreign-key}\n", "MUNGE_KEY_REFUSED", "munge key is not the cluster's")
 	// Nothing listens at that port, as when the controller is down.
 	fails(t, c, "controller down", "slurm.join", "n3", strings.ReplaceAll(join(2), "[slurm]", "[slurm:7]"), "SLURM_CONTROLLER_DOWN", "slurm:7")
 	// Mended, the node joins.

@@ -5,9 +5,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	slurmv1 "github.com/gpuaas/millwright/proto/millwright/slurm/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/test/canary"
 	"github.com/gpuaas/millwright/test/cluster/clustertest"
 	"github.com/gpuaas/millwright/test/testbed"
 )
@@ -17,19 +19,33 @@ func join(gpus int) string {
 	return "controllers: [slurm]\ndynamic:\n  features: [mw]\n  gres: [{name: gpu, type: h100, count: " + strconv.Itoa(gpus) + "}]\n"
 }
 
+// keyed asks for the same, and brings the cluster's key.
+func keyed(gpus int) string { return join(gpus) + "munge_key: {name: munge-key}\n" }
+
 func reconfigure(gpus int, wait string) string {
-	return "node:\n  " + strings.ReplaceAll(strings.TrimSpace(join(gpus)), "\n", "\n  ") + "\nwait_for_jobs: " + wait + "\n"
+	return "node:\n  " + strings.ReplaceAll(strings.TrimSpace(keyed(gpus)), "\n", "\n  ") + "\nwait_for_jobs: " + wait + "\n"
 }
 
 func TestSlurm(t *testing.T) {
 	c := clustertest.Up(t, clustertest.Config{Nodes: 5, Slurm: true})
+	begin := time.Now()
+	key, err := c.Machine(testbed.SlurmNode).ReadFile(t.Context(), mungeKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := c.Put("munge-key", key)
 	for _, n := range []string{"n1", "n2", "n3", "n4", "n5"} {
 		prepare(t, c, n)
+	}
+	for _, n := range []string{"n3", "n4", "n5"} {
+		give(t, c, n, key)
 	}
 	t.Run("cluster", func(t *testing.T) {
 		t.Run("members", func(t *testing.T) {
 			t.Parallel()
 			members(t, c)
+			c.With(t).Searched(begin, []string{"n1", "n2"}, []canary.Canary{secret}, "munge-key in n1:"+mungeKey, "munge-key in n2:"+mungeKey)
+			t.Run("leave and join again", func(t *testing.T) { leaves(t, c.With(t)) })
 		})
 		t.Run("causes", func(t *testing.T) {
 			t.Parallel()
@@ -42,20 +58,22 @@ func TestSlurm(t *testing.T) {
 	})
 }
 
-// prepare gives a node the cluster's key and two fake GPUs, which come at each
-// boot as a driver's do.
+const mungeKey = "/etc/munge/munge.key"
+
+// prepare gives a node two fake GPUs, which come at each boot as a driver's do.
 func prepare(t *testing.T, c *clustertest.Cluster, node string) {
 	t.Helper()
-	key, err := c.Machine(testbed.SlurmNode).ReadFile(t.Context(), "/etc/munge/munge.key")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Machine(node).WriteFile(t.Context(), "/etc/munge/munge.key", key, 0o400); err != nil {
-		t.Fatal(err)
-	}
-	c.Sh(node, `chown munge: /etc/munge/munge.key
-for i in 0 1; do echo "c /dev/mwgpu$i 0666 root root - 1:3"; done > /etc/tmpfiles.d/gpus.conf
+	c.Sh(node, `for i in 0 1; do echo "c /dev/mwgpu$i 0666 root root - 1:3"; done > /etc/tmpfiles.d/gpus.conf
 systemd-tmpfiles --create /etc/tmpfiles.d/gpus.conf; test -c /dev/mwgpu1`)
+}
+
+// give puts the cluster's key on a node by hand.
+func give(t *testing.T, c *clustertest.Cluster, node string, key []byte) {
+	t.Helper()
+	if err := c.Machine(node).WriteFile(t.Context(), mungeKey, key, 0o400); err != nil {
+		t.Fatal(err)
+	}
+	c.Sh(node, "chown munge: "+mungeKey)
 }
 
 func succeed(t *testing.T, task *taskv1.Task) *taskv1.Task {
@@ -68,7 +86,7 @@ func succeed(t *testing.T, task *taskv1.Task) *taskv1.Task {
 
 func members(t *testing.T, all *clustertest.Cluster) {
 	c := all.With(t)
-	ids, err := c.Run(t.Context(), "slurm.join", "n1,n2", join(2))
+	ids, err := c.Run(t.Context(), "slurm.join", "n1,n2", keyed(2))
 	if err != nil || len(ids) != 2 {
 		t.Fatalf("join two nodes: %v %v", ids, err)
 	}
@@ -83,17 +101,18 @@ func members(t *testing.T, all *clustertest.Cluster) {
 	if err := first.GetResult().UnmarshalTo(&r); err != nil || r.GetGres() != "gpu:h100:2" || !strings.Contains(r.GetState(), "IDLE") || r.GetVersion() == "" {
 		t.Errorf("result %v (%v)", &r, err)
 	}
-	nothing(t, c, "n1", join(2))
-	t.Run("first", func(t *testing.T) {
-		t.Parallel()
-		t.Run("drain and resume", func(t *testing.T) { drains(t, all.With(t)) })
-		t.Run("reconfigure", func(t *testing.T) { reconfigures(t, all.With(t)) })
-		t.Run("gate", func(t *testing.T) { gated(t, all.With(t)) })
-	})
-	t.Run("second", func(t *testing.T) {
-		t.Parallel()
-		t.Run("a reboot", func(t *testing.T) { reboots(t, all.With(t)) })
-		t.Run("leave and join again", func(t *testing.T) { leaves(t, all.With(t)) })
+	nothing(t, c, "n1", keyed(2))
+	t.Run("stories", func(t *testing.T) {
+		t.Run("first", func(t *testing.T) {
+			t.Parallel()
+			t.Run("drain and resume", func(t *testing.T) { drains(t, all.With(t)) })
+			t.Run("reconfigure", func(t *testing.T) { reconfigures(t, all.With(t)) })
+			t.Run("gate", func(t *testing.T) { gated(t, all.With(t)) })
+		})
+		t.Run("second", func(t *testing.T) {
+			t.Parallel()
+			t.Run("a reboot", func(t *testing.T) { reboots(t, all.With(t)) })
+		})
 	})
 }
 
@@ -149,7 +168,7 @@ func idle(t *testing.T, c *clustertest.Cluster, node string) {
 }
 
 func reconfigures(t *testing.T, c *clustertest.Cluster) {
-	if task := c.Do("slurm.join", "n1", join(1)); task.GetState() != taskv1.TaskState_TASK_STATE_REFUSED || !strings.Contains(task.GetMessage(), "slurm.reconfigure") {
+	if task := c.Do("slurm.join", "n1", keyed(1)); task.GetState() != taskv1.TaskState_TASK_STATE_REFUSED || !strings.Contains(task.GetMessage(), "slurm.reconfigure") {
 		t.Errorf("a join with other resources: %s: %s", task.GetState(), task.GetMessage())
 	}
 	c.Sh("slurm", "srun -w n1 -t5 --immediate=20 -J holder sleep 300 >/dev/null 2>&1 & for i in $(seq 100); do squeue -h -n holder -t running | grep -q . && exit 0; sleep 0.1; done; exit 1")
@@ -164,7 +183,7 @@ func reconfigures(t *testing.T, c *clustertest.Cluster) {
 	succeed(t, c.Do("slurm.reconfigure", "n1", reconfigure(1, "30s")))
 	idle(t, c, "n1")
 	isMember(t, c, "n1", "gpu:h100:1")
-	nothing(t, c, "n1", join(1))
+	nothing(t, c, "n1", keyed(1))
 }
 
 // reboots: the node comes back by itself, without a task and without a person.
@@ -179,7 +198,7 @@ func reboots(t *testing.T, c *clustertest.Cluster) {
 	if err := c.WaitConnected(t.Context(), "n2"); err != nil {
 		t.Fatal(err)
 	}
-	nothing(t, c, "n2", join(2))
+	nothing(t, c, "n2", keyed(2))
 }
 
 func leaves(t *testing.T, c *clustertest.Cluster) {
@@ -187,13 +206,13 @@ func leaves(t *testing.T, c *clustertest.Cluster) {
 	if got := c.Sh("slurm", "scontrol show node n2 || true"); !strings.Contains(got, "Node n2 not found") {
 		t.Errorf("the controller still has the node: %s", got)
 	}
-	if got := c.Sh("n2", "pgrep -x slurmd; ls /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/*.conf 2>/dev/null; systemctl is-enabled slurmd || true"); got != "disabled" {
+	if got := c.Sh("n2", "pgrep -x slurmd; ls "+mungeKey+" /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/*.conf 2>/dev/null; systemctl is-active munge; systemctl is-enabled slurmd || true"); got != "inactive\ndisabled" {
 		t.Errorf("left on the node: %s", got)
 	}
 	if task := succeed(t, c.Do("slurm.leave", "n2", "{}")); len(task.GetPlan().GetSteps()) != 0 {
 		t.Errorf("a second leave plans %v", task.GetPlan())
 	}
-	succeed(t, c.Do("slurm.join", "n2", join(2)))
+	succeed(t, c.Do("slurm.join", "n2", keyed(2)))
 	idle(t, c, "n2")
 	isMember(t, c, "n2", "gpu:h100:2")
 }

@@ -10,15 +10,14 @@ import (
 
 	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/test/canary"
 	"github.com/gpuaas/millwright/test/cluster"
 	"github.com/gpuaas/millwright/test/cluster/clustertest"
 )
 
 const (
-	keyID  = "CANARYKEYID"
-	secret = "canary-s3-secret-1f2e3d"
-	// pattern finds the secret, and not the search for it.
-	pattern = "canary-s[3]-secret-1f2e3d"
+	keyID   = "CANARYKEYID"
+	keyFile = "/etc/millwright-keys/mnt-models.key"
 )
 
 func TestStorageKinds(t *testing.T) {
@@ -30,24 +29,29 @@ func TestStorageKinds(t *testing.T) {
 }
 
 func bucket(target string, port int, more string) string {
-	return fmt.Sprintf("target: %s\n%ss3: {client: S3_CLIENT_S3FS, bucket: models, endpoint: 'http://server:%d', key_file: /etc/s3.key, path_style: true}\n", target, more, port)
+	return fmt.Sprintf("target: %s\n%ss3: {client: S3_CLIENT_S3FS, bucket: models, endpoint: 'http://server:%d', key: {name: s3-key}, path_style: true}\n", target, more, port)
 }
 
 func s3fs(t *testing.T, c *clustertest.Cluster) {
 	const node, target, port = "n1", "/mnt/models", 9000
 	address := fmt.Sprintf("%s:%d", c.Bed().Address(), port)
 	s := &store{bucket: "models", key: keyID, objects: map[string]object{}}
-	c.Sh(node, "umask 077; echo "+keyID+":"+secret+" > /etc/s3.key; chmod 0400 /etc/s3.key")
+	begin := time.Now()
+	secret := canary.New("s3-key")
+	c.Put("s3-key", []byte(keyID+":"+string(secret.Value)+"\n"))
 	spec := bucket(target, port, "")
 
 	refusedFor(t, c.Do("storage.mount", node, spec), fmt.Sprintf("port %d of server", port))
 	stop := s.serve(t, address)
-	c.Sh(node, "chmod 0644 /etc/s3.key")
-	refusedFor(t, c.Do("storage.mount", node, spec), "chmod 0400 /etc/s3.key")
-	c.Sh(node, "chmod 0400 /etc/s3.key")
+	c.Sh(node, "umask 022; echo a:b > /etc/s3.key")
+	refusedFor(t, c.Do("storage.mount", node, strings.Replace(spec, "key: {name: s3-key}", "key_file: /etc/s3.key", 1)), "chmod 0400 /etc/s3.key")
 	gone := c.Do("storage.mount", node, strings.Replace(spec, "models, endpoint", "no-such-bucket, endpoint", 1))
 	if gone.GetState() != taskv1.TaskState_TASK_STATE_FAILED || gone.GetUndo() != taskv1.UndoState_UNDO_STATE_COMPLETE {
 		t.Errorf("a bucket that is not there: %s %s: %s", gone.GetState(), gone.GetUndo(), gone.GetMessage())
+	}
+
+	if left := c.Sh(node, "ls -A /etc/millwright-keys /var/lib/millwright/secrets 2>/dev/null || true"); strings.Contains(left, "mnt-models") {
+		t.Errorf("undone, the key is still there: %s", left)
 	}
 
 	task := succeed(t, c.Do("storage.mount", node, spec))
@@ -65,9 +69,10 @@ func s3fs(t *testing.T, c *clustertest.Cluster) {
 	if plan := planOf(t, c.Do("storage.mount", node, spec, "--plan")); len(plan.GetSteps()) != 0 {
 		t.Errorf("a second task plans %v", plan.GetDifferences())
 	}
-	if found := c.Sh(node, "grep -rl "+pattern+" /etc/systemd /run/systemd /var/lib/millwright /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null; journalctl --no-pager | grep -c "+pattern+" || true; systemctl show '*.mount' | grep -c "+pattern+" || true"); found != "0\n0" {
-		t.Errorf("the key is found: %s", found)
+	if got := c.Sh(node, "stat -c '%a %U %G' "+keyFile); got != "400 root root" {
+		t.Errorf("the key file is %s", got)
 	}
+	c.Searched(begin, []string{node}, []canary.Canary{secret}, "s3-key in n1:"+keyFile)
 
 	// The daemon dies: the agent sees that without asking, and mounts again.
 	pid := c.Sh(node, "pgrep -x s3fs; pkill -KILL -x s3fs")
@@ -94,7 +99,7 @@ func s3fs(t *testing.T, c *clustertest.Cluster) {
 	s.serve(t, address)
 	succeed(t, c.End(id))
 	succeed(t, c.Do("storage.unmount", node, "target: "+target))
-	if left := c.Sh(node, "for i in $(seq 300); do pgrep -x s3fs >/dev/null || break; sleep 0.1; done; ps -o pid,stat,cgroup,args -C s3fs --no-headers; grep "+target+" /proc/self/mountinfo; ls /etc/systemd/system | grep models || true"); left != "" {
+	if left := c.Sh(node, "for i in $(seq 300); do pgrep -x s3fs >/dev/null || break; sleep 0.1; done; ps -o pid,stat,cgroup,args -C s3fs --no-headers; grep "+target+" /proc/self/mountinfo; ls -A /etc/millwright-keys; ls /etc/systemd/system | grep models || true"); left != "" {
 		t.Errorf("left: %s", left)
 	}
 }
