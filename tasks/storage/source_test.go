@@ -2,6 +2,7 @@ package storage
 
 import (
 	"errors"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -12,7 +13,17 @@ import (
 	"github.com/gpuaas/millwright/tasks"
 )
 
+// TestLongMountPoint checks that the file of a key has a name that a file can
+// have, however long its unit's is.
+func TestLongMountPoint(t *testing.T) {
+	target := "/" + strings.Repeat("a", 248)
+	if unit, key := MountUnit(target), path.Base(ownKeyPath(target)); len(unit) > 255 || len(key) > len(unit) {
+		t.Errorf("a unit's name of %d bytes, a key's of %d", len(unit), len(key))
+	}
+}
+
 func TestSourcesValidate(t *testing.T) {
+	const aKey = `{"name": "k", "salt": "AAECAwQFBgcICQoLDA0ODw==", "sha256": "QvbXb9gbAdfwnacLOWy8SGS3Ew+SN9RBVJ6gUILkJks="}`
 	const wait = `"target": "/mnt/x", "wait": {"attempts": 3, "backOff": "2s"}, `
 	for _, tc := range []struct {
 		spec string
@@ -36,6 +47,10 @@ func TestSourcesValidate(t *testing.T) {
 		{`{"target": "/mnt/x", "readOnly": true, "s3": {"client": 3, "bucket": "abc", "endpoint": "http://h", "region": "r", "pathStyle": true, "keyFile": "/k"}}`,
 			[]string{"s3.remote", "s3.endpoint", "s3.region", "s3.path_style", "sentinel"}},
 		{`{"target": "/mnt/x", "readOnly": true, "sentinel": "README", "s3": {"client": 2, "bucket": "abc", "keyFile": "/k"}}`, nil},
+		{`{"target": "/mnt/x", "s3": {"client": 1, "bucket": "abc", "key": ` + aKey + `}}`, nil},
+		{`{"target": "/mnt/x", "s3": {"client": 1, "bucket": "abc", "keyFile": "/k", "key": ` + aKey + `}}`, []string{"s3.key_file"}},
+		{`{"target": "/mnt/x", "s3": {"client": 1, "bucket": "abc", "key": {"name": "without-digest"}}}`, []string{"s3.key"}},
+		{`{"target": "/mnt/x", "cephfs": {"monitors": ["m"], "user": "u", "key": {"name": "A B"}}}`, []string{"cephfs.key.name"}},
 		{`{"target": "/mnt/x", "sentinel": "../etc/shadow", "device": {"uuid": "0F0E", "fstype": "btrfs"}}`, []string{"device.uuid", "device.fstype", "sentinel"}},
 		{`{"target": "/mnt/x", "device": {"path": "/dev/sda1", "fstype": "xfs"}}`, []string{"device.path"}},
 		{`{` + wait + `"device": {"path": "/dev/disk/by-id/a", "fstype": "xfs"}}`, []string{"wait"}},
