@@ -49,6 +49,12 @@ func executorMutants() []mutant {
 			old: "\tif !done || !again || sr.GetBootId() == t.e.cfg.BootID {", new: "\tif done || !done || again {",
 		},
 		{
+			name: "secret-digest", guards: "a value that is not the one that was signed is not written",
+			file: "./agent/internal/host/secrets/secrets.go", judge: []string{"./agent/internal/host/secrets"}, run: "Swapped",
+			old: "\t\tsubtle.ConstantTimeCompare(digest(secret.Salt, value), secret.SHA256) != 1 {",
+			new: "\t\tsubtle.ConstantTimeCompare(digest(secret.Salt, value), secret.SHA256) > 1 {",
+		},
+		{
 			name: "undo-order", guards: "steps are undone the last first",
 			file: executor + "/backward.go", judge: []string{executor},
 			old: "\tfor i := len(t.steps) - 1; i >= 0; i-- {", new: "\tfor i := range t.steps {",
