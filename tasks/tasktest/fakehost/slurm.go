@@ -260,7 +260,8 @@ func (n *Node) register(options string) {
 	if n.missingDevice() {
 		return
 	}
-	node.Version, node.SlurmdStart = s.slurmd.Version, time.Now().UTC().Truncate(time.Second) // as Slurm keeps it
+	// By the second, as Slurm keeps it; each boot takes one.
+	node.Version, node.SlurmdStart = s.slurmd.Version, time.Now().UTC().Truncate(time.Second).Add(time.Duration(n.boot-1)*time.Second)
 	s.nodes[slurmSelf] = node
 }
 
