@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/gpu"
+	"github.com/gpuaas/millwright/agent/internal/health/xid"
 	"github.com/gpuaas/millwright/agent/internal/session"
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -77,6 +78,17 @@ type Config struct {
 	// GPUPeriod is how often the GPUs are looked at, and the longest pause after
 	// which a driver that could not be asked is asked again; optional, 10 s.
 	GPUPeriod time.Duration
+	// GPUSlowPeriod is how often the values are read that change slowly or cost
+	// more; optional, a minute.
+	GPUSlowPeriod time.Duration
+	// GPUExpected is how many GPUs the node should have; optional, as many as the
+	// PCI bus has and as there were.
+	GPUExpected int
+	// XIDs are the operator's own words on XIDs; optional.
+	XIDs []xid.Override
+	// KernelLog is the kernel's log, in which errors of GPUs are looked for;
+	// optional, none.
+	KernelLog string
 	// Clock tells the time; optional, the machine's.
 	Clock clock.Clock
 	// Synchronised says whether the kernel knows its clock to be right; optional,
@@ -119,6 +131,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.GPUMode == "" {
 		c.GPUMode = gpu.Off
+	}
+	if c.GPUPeriod == 0 {
+		c.GPUPeriod = 10 * time.Second
+	}
+	if c.GPUSlowPeriod == 0 {
+		c.GPUSlowPeriod = max(time.Minute, c.GPUPeriod)
 	}
 	if c.Notify == nil {
 		c.Notify = func(string) {}

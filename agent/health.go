@@ -37,6 +37,9 @@ func (h *health) Facts(context.Context) *agentv1.NodeFacts {
 // Conditions returns what is wrong, or not.
 func (h *health) Conditions() []*taskv1.Condition {
 	now := []*taskv1.Condition{h.policy(), h.journal(), h.identity(), h.clock(), h.doubt()}
+	if c := h.gpus(); c != nil {
+		now = append(now, c)
+	}
 	h.date(now)
 	return now
 }

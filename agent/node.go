@@ -16,6 +16,8 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/enrol"
 	"github.com/gpuaas/millwright/agent/internal/executor"
 	"github.com/gpuaas/millwright/agent/internal/gate"
+	"github.com/gpuaas/millwright/agent/internal/gpu"
+	gpuhealth "github.com/gpuaas/millwright/agent/internal/health"
 	nodehost "github.com/gpuaas/millwright/agent/internal/host"
 	"github.com/gpuaas/millwright/agent/internal/output"
 	"github.com/gpuaas/millwright/agent/internal/session"
@@ -51,6 +53,8 @@ type node struct {
 	uploader  *output.Uploader
 	courier   *courier.Courier
 	health    *health
+	gpus      *gpu.Supervisor
+	monitor   *gpuhealth.Monitor // nil: the GPUs are not looked after
 	bootID    string
 	floor     time.Time
 	condemned chan struct{} // holds a token once the journal is to be replaced
@@ -61,7 +65,7 @@ type node struct {
 // work opens the journal and works with it until ctx ends or the journal must
 // be replaced.
 func (a *Agent) work(ctx context.Context, e *enrol.Enrolment, joined bool) (err error) {
-	n := &node{cfg: a.cfg, log: a.log, enrolment: e, condemned: make(chan struct{}, 1),
+	n := &node{cfg: a.cfg, log: a.log, gpus: a.gpu, enrolment: e, condemned: make(chan struct{}, 1),
 		time: a.time, reset: make(chan struct{}, 1)}
 	// Whoever signed these was sure of the time, and the node has them since.
 	known := later(e.NotBefore(), e.Floor())
@@ -111,10 +115,13 @@ func (n *node) build() error {
 		Files: files{n.machine}, Ledger: ledger{n}, Clock: n.time.Steady(), Logger: component("output"),
 		BytesPerSecond: n.cfg.OutputBytesPerSecond, Retention: n.cfg.OutputRetention,
 	})
+	if err := n.watchGPUs(); err != nil {
+		return err
+	}
 	n.health = &health{node: n}
 	n.session = session.New(session.Config{
 		Identities: identity{n.enrolment}, Journal: journal{n.executor, n}, Tasks: n.executor, Trust: trust{n.enrolment},
-		Node: n.health, Clock: n.cfg.Clock, Logger: component("session"), Version: n.cfg.Version,
+		Node: n.health, Health: n.reports(), Clock: n.cfg.Clock, Logger: component("session"), Version: n.cfg.Version,
 		Kinds: kinds(n.cfg.Registry), Credits: executor.Credits,
 		Alongside: n.alongside, Wanted: n.uploader.Want, Refused: n.enrolment.Refused, ServerTime: func(server, _ time.Time) { n.time.ServerTime(server) }, Dial: n.cfg.Dial, Connect: n.cfg.Connect, Jitter: n.cfg.Jitter,
 	})
@@ -158,6 +165,9 @@ func (n *node) run(ctx context.Context) error {
 	g.Go(func() error { return n.session.Run(ctx) })
 	g.Go(func() error { return n.uploader.Run(ctx) })
 	g.Go(func() error { return n.keepTime(ctx) })
+	if n.monitor != nil {
+		g.Go(func() error { return n.monitor.Run(ctx) })
+	}
 	g.Go(func() error { return n.scrub(ctx) })
 	g.Go(func() error { return n.awaitBundle(ctx, stamp(n.cfg.JoinFile)) })
 	g.Go(func() error {

@@ -59,6 +59,7 @@ func (a *app) run(ctx context.Context, cfg configfile.Config) error {
 		OutputBytesPerSecond: cfg.OutputBytesPerSecond, OutputRetention: cfg.OutputRetention,
 		RebootsMost: cfg.RebootsMost, RebootsWithin: cfg.RebootsWithin,
 		GPUMode: gpu.Mode(cfg.GPU.Mode), GPUProgram: cfg.GPU.Program, GPULibrary: cfg.GPU.Library, GPUPeriod: cfg.GPU.Period,
+		GPUSlowPeriod: cfg.GPU.SlowPeriod, GPUExpected: cfg.GPU.Expected, XIDs: cfg.GPU.XIDs, KernelLog: cfg.GPU.KernelLog,
 		Watchdog: watchdog,
 		Notify: func(state string) {
 			if _, err := daemon.SdNotify(false, state); err != nil {

@@ -17,6 +17,8 @@ import (
 	"unicode"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/gpuaas/millwright/agent/internal/health/xid"
 )
 
 // Version is the newest version of the format that is read.
@@ -70,6 +72,12 @@ type GPU struct {
 	Period time.Duration
 	// SlowPeriod is how often the rest is.
 	SlowPeriod time.Duration
+	// Expected is how many GPUs the node should have; 0: as many as there were.
+	Expected int
+	// XIDs are the operator's own words on XIDs, from the file xid_overrides.
+	XIDs []xid.Override
+	// KernelLog is where errors of GPUs are looked for; empty: nowhere.
+	KernelLog string
 }
 
 // file is the format.
@@ -97,6 +105,9 @@ type file struct {
 		Library    string `yaml:"library"`
 		Period     string `yaml:"period"`
 		SlowPeriod string `yaml:"slow_period"`
+		Expected   int    `yaml:"expected"`
+		XIDs       string `yaml:"xid_overrides"`
+		KernelLog  string `yaml:"kernel_log"`
 	} `yaml:"gpu"`
 }
 
@@ -110,7 +121,7 @@ func defaults() file {
 	f.Output.Retention = "168h"
 	f.Reboots.Most, f.Reboots.Within = 3, "24h"
 	f.GPU.Mode, f.GPU.Program = "auto", "/usr/libexec/millwright/millwright-gpu"
-	f.GPU.Period, f.GPU.SlowPeriod = "10s", "1m"
+	f.GPU.Period, f.GPU.SlowPeriod, f.GPU.KernelLog = "10s", "1m", "/dev/kmsg"
 	return f
 }
 

@@ -23,7 +23,7 @@ func TestDefaults(t *testing.T) {
 		StateDir: "/var/lib/millwright", RunDir: "/run/millwright", PolicyFile: "/etc/millwright/policy.yaml",
 		JoinFile: "/etc/millwright/join.json", LogLevel: slog.LevelInfo,
 		OutputBytesPerSecond: 262144, OutputRetention: 7 * 24 * time.Hour, RebootsMost: 3, RebootsWithin: 24 * time.Hour,
-		GPU: configfile.GPU{Mode: "auto", Program: "/usr/libexec/millwright/millwright-gpu", Period: 10 * time.Second, SlowPeriod: time.Minute},
+		GPU: configfile.GPU{Mode: "auto", Program: "/usr/libexec/millwright/millwright-gpu", Period: 10 * time.Second, SlowPeriod: time.Minute, KernelLog: "/dev/kmsg"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
@@ -53,6 +53,8 @@ gpu:
   library: /l.so
   period: 5s
   slow_period: 2m
+  expected: 8
+  kernel_log: /k
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +63,7 @@ gpu:
 		Server: "[fd00::1]:7443", StateDir: "/s", RunDir: "/r", PolicyFile: "/p", JoinFile: "/j", SocketGroup: "ops",
 		Labels: map[string]string{"pool": "a 1", "gpu/model": "h100"}, LogLevel: slog.LevelDebug,
 		OutputBytesPerSecond: 65536, OutputRetention: 24 * time.Hour, RebootsMost: 0, RebootsWithin: time.Hour,
-		GPU: configfile.GPU{Mode: "on", Program: "/g", Library: "/l.so", Period: 5 * time.Second, SlowPeriod: 2 * time.Minute},
+		GPU: configfile.GPU{Mode: "on", Program: "/g", Library: "/l.so", Period: 5 * time.Second, SlowPeriod: 2 * time.Minute, Expected: 8, KernelLog: "/k"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
@@ -87,8 +89,8 @@ func TestProblems(t *testing.T) {
 		{"two documents", "version: 1\n---\nversion: 1\n", []string{"more than one document"}},
 		{"all at once", "version: 1\nserver: x\nstate_dir: a/b\nrun_dir: /a/../b\nlog_level: loud\nlabels: {A: b, c: \"\\x01\"}\noutput: {bytes_per_second: 1, retention: soon}\n",
 			[]string{`server: "x"`, `state_dir: "a/b"`, `run_dir: "/a/../b"`, `log_level: "loud"`, `key "A"`, "of c", "bytes_per_second: 1:", `retention: "soon"`}},
-		{"the GPUs", "version: 1\ngpu: {mode: maybe, program: x, library: y, period: 3ms, slow_period: 1ms}\n",
-			[]string{`gpu.mode: "maybe"`, `gpu.program: "x"`, `gpu.library: "y"`, `gpu.period: "3ms"`, `gpu.slow_period: "1ms"`}},
+		{"the GPUs", "version: 1\ngpu: {mode: maybe, program: x, library: y, period: 3ms, slow_period: 1ms, expected: 65, kernel_log: k, xid_overrides: /no/such}\n",
+			[]string{`gpu.mode: "maybe"`, `gpu.program: "x"`, `gpu.library: "y"`, `gpu.period: "3ms"`, `gpu.slow_period: "1ms"`, "gpu.expected: 65", `gpu.kernel_log: "k"`, "gpu.xid_overrides: open /no/such"}},
 		{"not yaml", "version: [1\n", []string{"yaml"}},
 		{"large", "version: 1\n#" + strings.Repeat("x", 1<<20), []string{"more than 1048576 bytes"}},
 	} {
@@ -163,4 +165,26 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("Parse(%q) took %+v", b, c)
 		}
 	})
+}
+
+// An operator's own words on XIDs are read, and one that the table does not take
+// is told with its file.
+func TestXIDOverrides(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "xids.yaml")
+	for _, tc := range []struct{ text, want string }{
+		{"xids:\n  - {xid: \"31\", severity: fatal, action: reset_gpu, reason: ticket 12}\n", ""},
+		{"xids:\n  - {xid: \"31\", severity: loud}\n", path + `: xids[0].severity: "loud"`},
+		{"ids: []\n", "field ids not found"},
+	} {
+		if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := configfile.Parse([]byte("version: 1\ngpu: {xid_overrides: " + path + "}\n"))
+		switch {
+		case tc.want == "" && (err != nil || len(c.GPU.XIDs) != 1 || c.GPU.XIDs[0].Reason != "ticket 12"):
+			t.Errorf("%v, %v", c.GPU.XIDs, err)
+		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
+			t.Errorf("%v, want %q", err, tc.want)
+		}
+	}
 }

@@ -22,6 +22,8 @@ func session() []Info {
 		{"session.cancel.received", Agent, Apart, "after a cancel came, before it is written"},
 		{"session.drain.received", Agent, Apart, "after the server said that it will stop"},
 		{"session.goodbye.received", Agent, Apart, "after the server ended the session"},
+		{"health.tell.before", Agent, Apart, "before changes of GPU conditions are written"},
+		{"health.tell.committed", Agent, Apart, "after they are durable"},
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
@@ -106,6 +107,17 @@ type Node interface {
 	Conditions() []*taskv1.Condition
 }
 
+// Health says how the GPUs are. Its reports are sent after all else and may be
+// lost.
+type Health interface {
+	// Changed is closed once there is something newer to report.
+	Changed() <-chan struct{}
+	// Version changes whenever a report must be whole.
+	Version() uint64
+	// Report is how the GPUs are now; nil where there is nothing to say.
+	Report(whole bool) *healthv1.HealthReport
+}
+
 // Config is what a session needs. All fields without "optional" must be set.
 type Config struct {
 	Identities Identities
@@ -136,6 +148,8 @@ type Config struct {
 	// Refused is told when the server did not accept the identity, although it is
 	// good by this clock; optional. It must not block.
 	Refused func()
+	// Health is how the GPUs are; optional, nothing is said of them.
+	Health Health
 	// Dial makes the connection below TLS; optional.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// Connect makes a connection in place of Dial, TLS and gRPC; optional.

@@ -52,10 +52,14 @@ type stream struct {
 
 	say     chan *agentv1.SessionRequest  // answers, heartbeats, credits: before events
 	batches chan *agentv1.SessionRequest  // events, one at a time
+	reports chan struct{}                 // a report is wanted: after all else
 	work    chan *agentv1.SessionResponse // assignments and cancels, in the server's order
 	heard   chan struct{}                 // holds a token after each message of this epoch
 	drained chan struct{}                 // closed by the reader at the first DrainNotice
 	asked   atomic.Int64                  // nanoseconds that the DrainNotice asks for
+
+	reported bool   // a report was sent; the sender's
+	whole    uint64 // the version of the last whole report; the sender's
 }
 
 // once dials and keeps one session until it ends.
@@ -182,6 +186,7 @@ func (st *stream) welcomed(ctx context.Context, first *agentv1.SessionResponse, 
 	}
 	st.say = make(chan *agentv1.SessionRequest)
 	st.batches = make(chan *agentv1.SessionRequest)
+	st.reports = make(chan struct{})
 	st.work = make(chan *agentv1.SessionResponse, int(st.cfg.Credits)+freeWork)
 	st.heard = make(chan struct{}, 1)
 	st.drained = make(chan struct{})
@@ -230,6 +235,7 @@ func (st *stream) run(ctx context.Context, conn Conn) error {
 	g.Go(func() error { return st.perform(ctx) })
 	g.Go(func() error { return st.beat(ctx) })
 	g.Go(func() error { return st.watch(ctx) })
+	g.Go(func() error { return st.report(ctx) })
 	if st.cfg.Alongside != nil {
 		g.Go(func() error { return st.cfg.Alongside(ctx, conn) })
 	}
@@ -363,32 +369,5 @@ func (st *stream) tell(ctx context.Context, m *agentv1.SessionRequest) error {
 		return ctx.Err()
 	case st.say <- m:
 		return nil
-	}
-}
-
-// send is the only caller of Send.
-func (st *stream) send(ctx context.Context) error {
-	for {
-		var m *agentv1.SessionRequest
-		select {
-		case m = <-st.say:
-		default:
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case m = <-st.say:
-			case m = <-st.batches:
-			}
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		m.SessionEpoch = st.epoch
-		if err := st.rpc.Send(m); errors.Is(err, io.EOF) {
-			<-ctx.Done() // the reader has the reason
-			return ctx.Err()
-		} else if err != nil {
-			return fmt.Errorf("send: %w", err)
-		}
 	}
 }

@@ -15,7 +15,9 @@
 //	│   ├── head               seq of the last frame, 8 bytes, and its SHA-256
 //	│   ├── acked              seq of the last acknowledged frame, 8 bytes
 //	│   ├── boot               boot id in which the intents were last seen to
-//	│   └── forgotten          unix second up to which seen ids were forgotten, 8 bytes
+//	│   ├── forgotten          unix second up to which seen ids were forgotten, 8 bytes
+//	│   ├── health/<key>       millwright.health.v1.HealthEdge: the last that was told of a condition
+//	│   └── health-cursor      sequence of the kernel's log that was read, 8 bytes, and its boot id
 //	├── tasks    <task id>                    TaskRecord
 //	├── open     <task id>                    state, 1 byte: tasks that have not ended
 //	├── order    <accept seq>                 task id: for lists, the newest first

@@ -84,6 +84,13 @@ func (l *Library) board(r *reading, d *device, g *gpuv1.Gpu) {
 	put(r, "memory_bytes", &g.MemoryBytes, m.Total, name, ret)
 	get(r, "vbios_version", &g.VbiosVersion, "DeviceGetVbiosVersion", func() (string, gonvml.Return) { return l.api.DeviceGetVbiosVersion(d.handle) })
 	get(r, "inforom_version", &g.InforomVersion, "DeviceGetInforomImageVersion", func() (string, gonvml.Return) { return l.api.DeviceGetInforomImageVersion(d.handle) })
+	get(r, "inforom_valid", &g.InforomValid, "DeviceValidateInforom", func() (bool, gonvml.Return) {
+		ret := l.api.DeviceValidateInforom(d.handle)
+		if ret == gonvml.ERROR_CORRUPTED_INFOROM {
+			return false, gonvml.SUCCESS
+		}
+		return true, ret
+	})
 	get(r, "pcie_max_generation", &g.PcieMaxGeneration, "DeviceGetMaxPcieLinkGeneration", func() (uint32, gonvml.Return) { return u32(l.api.DeviceGetMaxPcieLinkGeneration(d.handle)) })
 	get(r, "pcie_gpu_max_generation", &g.PcieGpuMaxGeneration, "DeviceGetGpuMaxPcieLinkGeneration", func() (uint32, gonvml.Return) { return u32(l.api.DeviceGetGpuMaxPcieLinkGeneration(d.handle)) })
 	get(r, "pcie_max_width", &g.PcieMaxWidth, "DeviceGetMaxPcieLinkWidth", func() (uint32, gonvml.Return) { return u32(l.api.DeviceGetMaxPcieLinkWidth(d.handle)) })

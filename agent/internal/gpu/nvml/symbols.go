@@ -60,6 +60,7 @@ var symbols = map[string][][]string{
 	"DeviceGetUtilizationRates":                {{"nvmlDeviceGetUtilizationRates"}},
 	"DeviceGetVbiosVersion":                    {{"nvmlDeviceGetVbiosVersion"}},
 	"DeviceRegisterEvents":                     {{"nvmlDeviceRegisterEvents"}},
+	"DeviceValidateInforom":                    {{"nvmlDeviceValidateInforom"}},
 	"EventSetCreate":                           {{"nvmlEventSetCreate"}},
 	"EventSetFree":                             {{"nvmlEventSetFree"}},
 	"EventSetWait":                             {{"nvmlEventSetWait", "nvmlEventSetWait_v2"}},

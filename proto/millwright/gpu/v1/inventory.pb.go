@@ -354,7 +354,9 @@ type Gpu struct {
 	// Its place in an NVLink fabric; unset without one.
 	Fabric *Fabric `protobuf:"bytes,33,opt,name=fabric,proto3" json:"fabric,omitempty"`
 	// What is not known.
-	Unknown       []*Unknown `protobuf:"bytes,34,rep,name=unknown,proto3" json:"unknown,omitempty"`
+	Unknown []*Unknown `protobuf:"bytes,34,rep,name=unknown,proto3" json:"unknown,omitempty"`
+	// Whether the driver finds the infoROM sound.
+	InforomValid  *bool `protobuf:"varint,35,opt,name=inforom_valid,json=inforomValid,proto3,oneof" json:"inforom_valid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -625,6 +627,13 @@ func (x *Gpu) GetUnknown() []*Unknown {
 		return x.Unknown
 	}
 	return nil
+}
+
+func (x *Gpu) GetInforomValid() bool {
+	if x != nil && x.InforomValid != nil {
+		return *x.InforomValid
+	}
+	return false
 }
 
 // Placement is a run of slices.
@@ -1159,7 +1168,7 @@ const file_millwright_gpu_v1_inventory_proto_rawDesc = "" +
 	"\bpci_gpus\x18\t \x03(\tR\apciGpusB\x11\n" +
 	"\x0f_driver_versionB\x0f\n" +
 	"\r_nvml_versionB\x0f\n" +
-	"\r_cuda_version\"\xb0\x10\n" +
+	"\r_cuda_version\"\xec\x10\n" +
 	"\x03Gpu\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x17\n" +
 	"\x04uuid\x18\x02 \x01(\tH\x00R\x04uuid\x88\x01\x01\x12\x19\n" +
@@ -1201,7 +1210,8 @@ const file_millwright_gpu_v1_inventory_proto_rawDesc = "" +
 	"\rgpu_instances\x18\x1f \x03(\v2\x1e.millwright.gpu.v1.GpuInstanceR\fgpuInstances\x123\n" +
 	"\anvlinks\x18  \x03(\v2\x19.millwright.gpu.v1.NvLinkR\anvlinks\x121\n" +
 	"\x06fabric\x18! \x01(\v2\x19.millwright.gpu.v1.FabricR\x06fabric\x124\n" +
-	"\aunknown\x18\" \x03(\v2\x1a.millwright.gpu.v1.UnknownR\aunknownB\a\n" +
+	"\aunknown\x18\" \x03(\v2\x1a.millwright.gpu.v1.UnknownR\aunknown\x12(\n" +
+	"\rinforom_valid\x18# \x01(\bH\x1dR\finforomValid\x88\x01\x01B\a\n" +
 	"\x05_uuidB\b\n" +
 	"\x06_modelB\t\n" +
 	"\a_serialB\x14\n" +
@@ -1230,7 +1240,8 @@ const file_millwright_gpu_v1_inventory_proto_rawDesc = "" +
 	"\x11_sm_clock_max_mhzB\x0e\n" +
 	"\f_mig_enabledB\x0e\n" +
 	"\f_mig_pendingB\x10\n" +
-	"\x0e_mig_resetless\"5\n" +
+	"\x0e_mig_resetlessB\x10\n" +
+	"\x0e_inforom_valid\"5\n" +
 	"\tPlacement\x12\x14\n" +
 	"\x05start\x18\x01 \x01(\rR\x05start\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\rR\x04size\"\xaa\x02\n" +
