@@ -123,6 +123,21 @@ func TestLost(t *testing.T) {
 	}
 }
 
+// TestInventory holds links and limits of the inventory against the product's.
+func TestInventory(t *testing.T) {
+	n := newNode(t, fakenvml.Variant{}, "H100", "H100")
+	inv, err := n.Inventory(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	gputest.Whole(t, inv)
+	g := inv.GetGpus()[0]
+	if len(g.GetNvlinks()) != 18 || g.GetNvlinks()[5].GetRemotePciBusId() != "0000:e1:00.0" || g.GetNvlinks()[5].GetVersion() != 6 ||
+		g.GetSmClockMaxMhz() != 1980 || g.GetPowerLimitMinMilliwatts() != 200000 || g.GetPowerLimitMaxMilliwatts() != 700000 || !g.GetInforomValid() {
+		t.Errorf("GPU %v", g)
+	}
+}
+
 func TestEvents(t *testing.T) {
 	n := newNode(t, fakenvml.Variant{}, "H100", "H100")
 	inv, err := n.Inventory(t.Context())

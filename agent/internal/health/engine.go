@@ -54,6 +54,7 @@ type gpuState struct {
 	fabricSince time.Duration
 	toldAction  *uint32 // the driver's verdict, as XID 154 told it
 	lastAction  uint32
+	away        bool     // it was lost, or wanted a reset
 	sinceReset  []uint64 // counters that only a reset makes fall
 }
 

@@ -250,6 +250,11 @@ func (e *engine) settled(v *view, at subject, t moment) {
 		}
 		g.sinceReset = counts
 	}
+	away := v.says(gpuv1.UnknownReason_UNKNOWN_REASON_GPU_LOST) || v.says(gpuv1.UnknownReason_UNKNOWN_REASON_RESET_REQUIRED)
+	if g.away && !away {
+		reason = reasonReset
+	}
+	g.away = away
 	if v.now.RecoveryAction != nil {
 		if v.now.GetRecoveryAction() == 0 && g.lastAction != 0 {
 			reason = reasonRecovered

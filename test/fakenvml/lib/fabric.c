@@ -1,6 +1,7 @@
 // NVLink, the fabric behind it, and who computes.
 #define _GNU_SOURCE
 #include "fake.h"
+#include <stdio.h>
 #include <string.h>
 
 nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *active)
@@ -18,6 +19,31 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned i
 	*type = NVML_NVLINK_DEVICE_TYPE_SWITCH;
 	return fk_leave(NVML_SUCCESS);
 }
+
+nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link, unsigned int *version)
+{
+	FK_GPU(device);
+	uint32_t arch = fk_product_find(g->product)->arch;
+	FK_ARG(version && link < g->v[v_nvlink_count]);
+	*version = arch < NVML_DEVICE_ARCH_HOPPER ? NVML_NVLINK_VERSION_3_1 : arch == NVML_DEVICE_ARCH_HOPPER ? NVML_NVLINK_VERSION_4_0 : NVML_NVLINK_VERSION_5_0;
+	return fk_leave(NVML_SUCCESS);
+}
+
+// The links go to four switches, in turn.
+static nvmlReturn_t remote(const char *call, nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
+{
+	fk_gpu *g;
+	nvmlReturn_t r = fk_enter(call, device.handle, FK_K(fk_a_gpu), &g);
+	if (r != NVML_SUCCESS) return r;
+	FK_ARG(pci && link < g->v[v_nvlink_count]);
+	*pci = (nvmlPciInfo_t){.bus = 0xe0 + link % 4, .pciDeviceId = 0x22a310de};
+	snprintf(pci->busId, sizeof pci->busId, "00000000:%02X:00.0", pci->bus);
+	snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:%02X:00.0", pci->bus);
+	return fk_leave(NVML_SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) { return remote(__func__, device, link, pci); }
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci) { return remote(__func__, device, link, pci); }
 
 nvmlReturn_t nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned int link, nvmlNvLinkErrorCounter_t counter, unsigned long long *count)
 {

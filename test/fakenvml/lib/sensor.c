@@ -130,6 +130,29 @@ nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, u
 	return fk_leave(NVML_SUCCESS);
 }
 
+// The boost clocks and the lowest power limits of NVIDIA's data sheets, by
+// generation.
+nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
+{
+	FK_GPU(device);
+	uint32_t arch = fk_product_find(g->product)->arch;
+	FK_ARG(clock);
+	if (type == NVML_CLOCK_SM || type == NVML_CLOCK_GRAPHICS) *clock = arch < NVML_DEVICE_ARCH_HOPPER ? 1410 : arch == NVML_DEVICE_ARCH_HOPPER ? 1980 : 1965;
+	else if (type == NVML_CLOCK_MEM) *clock = arch < NVML_DEVICE_ARCH_HOPPER ? 1593 : arch == NVML_DEVICE_ARCH_HOPPER ? 2619 : 3996;
+	else return fk_leave(NVML_ERROR_NOT_SUPPORTED);
+	return fk_leave(NVML_SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *low, unsigned int *high)
+{
+	FK_GPU(device);
+	const fk_product *p = fk_product_find(g->product);
+	FK_ARG(low && high);
+	*low = p->arch < NVML_DEVICE_ARCH_HOPPER ? 100000 : 200000;
+	*high = p->power_mw;
+	return fk_leave(NVML_SUCCESS);
+}
+
 nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending)
 {
 	FK_GPU(device);

@@ -48,6 +48,13 @@ func TestSymbols(t *testing.T) {
 			t.Errorf("%s: the table has %v, go-nvml needs %v; run the test with -update", name, symbols[name], want[name])
 		}
 	}
+	// The driver is let go of by the program's end alone: a Shutdown initialises
+	// each GPU anew at the next question.
+	for name := range used {
+		if strings.Contains(name, "Shutdown") {
+			t.Errorf("%s is called", name)
+		}
+	}
 	for name := range symbols {
 		if want[name] == nil {
 			t.Errorf("%s: in the table, and not used", name)
