@@ -13,8 +13,8 @@ var required = []suite{
 		packages: []string{"./...", "-test"}, timeout: 15 * time.Minute,
 	},
 	{
-		name: "gpu", about: "millwright-gpu, the real program, hangs, crashes and lacks symbols; the agent says so and goes on",
-		packages: []string{"./agent/internal/gpu/...", "./test/gpucheck"}, timeout: 5 * time.Minute, // a C compiler's time when nothing is cached
+		name: "gpu", about: "millwright-gpu, the real program, hangs, crashes and lacks symbols; each condition of the GPUs on the fake library; what it costs",
+		packages: []string{"./agent/internal/gpu/...", "./agent/internal/health/...", "./test/gpucheck"}, timeout: 5 * time.Minute, // a C compiler's time when nothing is cached
 	},
 	{
 		name: "kinds", about: "every case of every kind by the real executor and journal, without the race detector: each crash, each failing call",

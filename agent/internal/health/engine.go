@@ -97,6 +97,9 @@ func newEngine(cfg Config) *engine {
 	}
 }
 
+// Rules are the conditions of a GPU that are judged by what the driver is asked.
+func Rules() []Rule { return gpuRules() }
+
 // gpuRules are all rules of a GPU that are judged by its samples.
 func gpuRules() []Rule {
 	return slices.Concat(deviceRules(), memoryRules(), eccRules(), pageRules(), linkRules(), heatRules())

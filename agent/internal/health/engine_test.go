@@ -2,6 +2,7 @@ package health
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 
 var begin = time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
 
+var builtin = sync.OnceValues(xid.Builtin)
+
 // script is an engine with a clock of its own.
 type script struct {
 	*engine
@@ -24,7 +27,7 @@ type script struct {
 
 func newScript(t *testing.T, change func(*Config)) *script {
 	t.Helper()
-	table, err := xid.Builtin()
+	table, err := builtin()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,5 +324,55 @@ func TestCount(t *testing.T) {
 	more := newScript(t, func(c *Config) { c.Expected = 8 }).inventory()
 	if more.state("node.gpu_count") != raised {
 		t.Error("gpu.expected is not held against the driver")
+	}
+}
+
+// Pages are retired by GPUs that the fake library does not know.
+func TestPages(t *testing.T) {
+	s := newScript(t, nil).inventory()
+	for _, tc := range []struct {
+		corrected, not uint32
+		pending        bool
+		state          healthv1.State
+		severity       healthv1.Severity
+	}{{7, 7, false, ok, degraded}, {8, 7, true, raised, degraded}, {31, 31, false, raised, degraded}, {32, 31, false, raised, fatal}, {0, 0, false, ok, degraded}} {
+		s.takeSample(&gpuv1.Sample{Tier: gpuv1.Tier_TIER_SLOW, Gpus: []*gpuv1.GpuSample{{
+			Uuid: "GPU-a", RetiredPagesCorrected: &tc.corrected, RetiredPagesUncorrected: &tc.not, RetirementPending: &tc.pending,
+		}}}, s.at(time.Minute))
+		if c := s.conditions["gpu.pages_retired/GPU-a"].get(); c.GetState() != tc.state || c.GetSeverity() != tc.severity {
+			t.Errorf("%+v: %v", tc, c)
+		}
+		if got := s.state("gpu.retirement_pending/GPU-a"); (got == raised) != tc.pending {
+			t.Errorf("%+v: pending is %v", tc, got)
+		}
+	}
+}
+
+// The mask of a fabric's health, by the bits of NVML.
+func TestFabric(t *testing.T) {
+	s := newScript(t, nil).inventory()
+	u := func(n uint32) *uint32 { return &n }
+	for _, tc := range []struct {
+		after  time.Duration
+		fabric *gpuv1.Fabric
+		state  healthv1.State
+		reason string
+	}{
+		{0, nil, unknown, "NOT_READ"},
+		{0, &gpuv1.Fabric{State: 0}, unknown, "NOT_SUPPORTED"},
+		{0, &gpuv1.Fabric{State: 2}, unknown, "IN_PROGRESS"},
+		{fabricPatience - time.Second, &gpuv1.Fabric{State: 2}, unknown, "IN_PROGRESS"},
+		{time.Second, &gpuv1.Fabric{State: 2}, raised, "NOT_COMPLETE"},
+		{time.Second, &gpuv1.Fabric{State: 3, HealthSummary: u(1), HealthMask: u(0x1aa)}, ok, "WITHIN_LIMITS"},
+		{time.Second, &gpuv1.Fabric{State: 3, Status: 999}, raised, "REGISTRATION_FAILED"},
+		{time.Second, &gpuv1.Fabric{State: 3, HealthMask: u(0x1a9)}, raised, "UNHEALTHY"},
+		{time.Second, &gpuv1.Fabric{State: 3, HealthMask: u(0x19a)}, raised, "UNHEALTHY"},
+		{time.Second, &gpuv1.Fabric{State: 3, HealthMask: u(0x5aa)}, raised, "UNHEALTHY"},
+		{time.Second, &gpuv1.Fabric{State: 3, HealthSummary: u(3)}, raised, "LIMITED"},
+	} {
+		s.takeSample(&gpuv1.Sample{Tier: gpuv1.Tier_TIER_SLOW, Gpus: []*gpuv1.GpuSample{{Uuid: "GPU-a", Fabric: tc.fabric}}}, s.at(tc.after))
+		if c := s.conditions["gpu.fabric/GPU-a"].get(); c.GetState() != tc.state || c.GetReason() != tc.reason {
+			t.Errorf("%v: %v", tc.fabric, c)
+		}
 	}
 }

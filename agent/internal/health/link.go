@@ -143,14 +143,32 @@ func linkUnknown(l *gpuv1.NvLinkSample, field string) *gpuv1.Unknown {
 }
 
 func linkErrors(v *view) finding {
-	if v.now.NvlinkReplayErrors == nil || v.now.NvlinkRecoveryErrors == nil || v.now.NvlinkCrcErrors == nil {
-		return v.cannot("nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_crc_errors")
+	n := [3]*uint64{v.now.NvlinkReplayErrors, v.now.NvlinkRecoveryErrors, v.now.NvlinkCrcErrors}
+	if n[0] == nil || n[1] == nil || n[2] == nil {
+		var known bool // from Hopper on only each link for itself tells
+		if n, known = linkSums(v.now.GetNvlinks()); !known {
+			f := v.cannot("nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_crc_errors")
+			f.keep = len(v.now.GetNvlinks()) == 0
+			return f
+		}
 	}
-	replays := v.grew("nvlink_replay", v.now.GetNvlinkReplayErrors(), time.Minute)
-	recoveries := v.grew("nvlink_recovery", v.now.GetNvlinkRecoveryErrors(), time.Minute)
-	crc := v.grew("nvlink_crc", v.now.GetNvlinkCrcErrors(), time.Minute)
+	replays := v.grew("nvlink_replay", *n[0], time.Minute)
+	recoveries := v.grew("nvlink_recovery", *n[1], time.Minute)
+	crc := v.grew("nvlink_crc", *n[2], time.Minute)
 	return when(replays > 0 || recoveries > 0 || crc >= crcPerMinute, "ABOVE_THRESHOLD", "NVLink errors").
 		with("replays", replays, "recoveries", recoveries, "crc_errors", crc)
+}
+
+// linkSums adds up what the links count.
+func linkSums(links []*gpuv1.NvLinkSample) (n [3]*uint64, known bool) {
+	var sum [3]uint64
+	for _, l := range links {
+		if l.ReplayErrors == nil || l.RecoveryErrors == nil || l.CrcErrors == nil {
+			return n, false
+		}
+		sum[0], sum[1], sum[2] = sum[0]+l.GetReplayErrors(), sum[1]+l.GetRecoveryErrors(), sum[2]+l.GetCrcErrors()
+	}
+	return [3]*uint64{&sum[0], &sum[1], &sum[2]}, len(links) > 0
 }
 
 func linkRecoveries(v *view) finding {

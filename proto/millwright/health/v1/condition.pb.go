@@ -345,7 +345,7 @@ type Condition struct {
 	// The GPU that it is about; unset for the node, for a switch, and while only
 	// its place is known.
 	GpuUuid string `protobuf:"bytes,3,opt,name=gpu_uuid,json=gpuUuid,proto3" json:"gpu_uuid,omitempty"`
-	// The place of the GPU or switch, as 0000:c5:00.0, where it is known.
+	// The place of the GPU or switch, as 0000:c5:00, where it is known.
 	PciBusId string `protobuf:"bytes,4,opt,name=pci_bus_id,json=pciBusId,proto3" json:"pci_bus_id,omitempty"`
 	// Whether it holds.
 	State State `protobuf:"varint,5,opt,name=state,proto3,enum=millwright.health.v1.State" json:"state,omitempty"`
