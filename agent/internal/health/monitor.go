@@ -200,7 +200,7 @@ func (m *Monitor) Version() uint64 {
 func (m *Monitor) Report(whole bool) *healthv1.HealthReport {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.engine.driver.GetState(); s == gpuv1.DriverState_DRIVER_STATE_OFF || s == gpuv1.DriverState_DRIVER_STATE_STARTING && m.engine.inventory == nil {
+	if !m.engine.concerned() {
 		return nil
 	}
 	t := m.now()

@@ -39,6 +39,25 @@ func (e *engine) report(whole bool, number uint64, t moment) *healthv1.HealthRep
 	return r
 }
 
+// concerned reports whether the node has to do with GPUs, as far as is known.
+func (e *engine) concerned() bool {
+	switch e.driver.GetState() {
+	case gpuv1.DriverState_DRIVER_STATE_OFF:
+		return false
+	case gpuv1.DriverState_DRIVER_STATE_STARTING, gpuv1.DriverState_DRIVER_STATE_NO_GPUS:
+		if len(e.inventory.GetGpus()) > 0 || e.cfg.Expected > 0 {
+			return true
+		}
+		for _, c := range e.conditions {
+			if c.now.GetState() == raised {
+				return true
+			}
+		}
+		return false
+	}
+	return true
+}
+
 // Ready is whether work that needs the node's GPUs should come to it.
 type Ready struct {
 	// State is OK, RAISED for not ready, or UNKNOWN.
