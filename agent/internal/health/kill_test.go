@@ -135,3 +135,31 @@ func story(t *testing.T, seed uint64, journal *tape, e *engine) {
 		}
 	}
 }
+
+// TestLogIsReadOnce has a line raise a condition and a reset end it: the next
+// life reads the line again, and raises nothing.
+func TestLogIsReadOnce(t *testing.T) {
+	journal := &tape{known: map[string]*healthv1.HealthEdge{}}
+	s := newScript(t, nil).inventory()
+	const line, key = "NVRM: Xid (PCI:0000:c5:00): 95, words", "gpu.xid.95/GPU-a"
+	s.sampled(time.Second, func(g *gpuv1.GpuSample) { g.EccUncorrectedVolatile = proto.Uint64(5) })
+	s.line(line)
+	journal.tell(s.engine, s.tell())
+	s.sampled(time.Second, nil)
+	journal.tell(s.engine, s.tell())
+	if s.state(key) != ok {
+		t.Fatal("a reset did not end it")
+	}
+	next := newScript(t, nil)
+	next.restore(journal.restore(), next.at(time.Second))
+	next.inventory()
+	var p kernel.Parser
+	next.takeLine(1, p.Parse(kernel.Record{Text: line}), next.at(time.Second), next.boot)
+	if next.state(key) != ok {
+		t.Error("a line of before the reset raised it again")
+	}
+	next.takeLine(2, p.Parse(kernel.Record{Text: line}), next.at(time.Second), next.boot)
+	if next.state(key) != raised {
+		t.Error("a new line raised nothing")
+	}
+}
