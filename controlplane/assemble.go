@@ -13,12 +13,14 @@ import (
 	"github.com/gpuaas/millwright/pki/ca"
 	"github.com/gpuaas/millwright/pki/trustroot"
 	agentpb "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	healthpb "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	nodepb "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	secretpb "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	taskpb "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
 
 	"github.com/gpuaas/millwright/controlplane/internal/admit"
+	"github.com/gpuaas/millwright/controlplane/internal/board"
 	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/export"
@@ -26,6 +28,7 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/output"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/agentv1"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/enrolv1"
+	healthrpc "github.com/gpuaas/millwright/controlplane/internal/rpc/healthv1"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/intercept"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/nodev1"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/secretv1"
@@ -54,12 +57,14 @@ func (s *Server) assemble(ctx context.Context, db *boltstore.Store) (*parts, err
 	}
 	p := &parts{stopping: make(chan struct{}), health: health.NewServer()}
 	p.ready = db.Writable
+	p.board = board.New(board.Config{Now: w.cfg.Now, Boot: w.cfg.Boot})
 	p.dispatch = dispatch.New(dispatch.Config{
-		Log: w.log, Reader: db, TrustUpdates: w.root.Since, Logger: w.cfg.Logger.With("component", "dispatch"),
+		Board: p.board,
+		Log:   w.log, Reader: db, TrustUpdates: w.root.Since, Logger: w.cfg.Logger.With("component", "dispatch"),
 		Actor: w.id.String(), Version: w.cfg.Version, Heartbeat: w.cfg.Heartbeat, Sweep: w.cfg.Sweep, Now: w.cfg.Now, Boot: w.cfg.Boot,
 	})
 	p.fleet = fleet.New(fleet.Config{
-		Log: w.log, Reader: db, Sessions: p.dispatch, Logger: w.cfg.Logger.With("component", "fleet"),
+		Log: w.log, Reader: db, Sessions: p.dispatch, Board: p.board, Logger: w.cfg.Logger.With("component", "fleet"),
 		Actor: w.id.String(), NodeID: w.nodeID, Now: w.cfg.Now,
 	})
 	p.export = export.New(w.cfg.StateDir, db)
@@ -135,6 +140,9 @@ func (w *site) register(r grpc.ServiceRegistrar, p *parts) {
 		Spec:  specOf(w.cfg.Registry), Actor: w.id.String(), Stopping: p.stopping,
 	}))
 	secretpb.RegisterSecretServiceServer(r, secretv1.New(secretv1.Config{Vault: w.vault, Log: w.log, Now: w.cfg.Now}))
+	healthpb.RegisterHealthServiceServer(r, healthrpc.New(healthrpc.Config{
+		Board: p.board, Reader: w.db, Changed: w.log.Changed, Stopping: p.stopping,
+	}))
 	nodepb.RegisterNodeServiceServer(r, nodev1.New(nodev1.Config{
 		Fleet: p.fleet, Root: root, NodeAddress: w.cfg.AdvertiseAddress, Version: w.cfg.Version, Now: w.cfg.Now,
 	}))

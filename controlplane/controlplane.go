@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthgrpc "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/gpuaas/millwright/controlplane/internal/board"
 	"github.com/gpuaas/millwright/controlplane/internal/clock"
 	"github.com/gpuaas/millwright/controlplane/internal/dispatch"
 	"github.com/gpuaas/millwright/controlplane/internal/export"
@@ -89,6 +90,7 @@ func runWriter(ctx context.Context, db *boltstore.Store, ended chan<- error) {
 type parts struct {
 	grpc     *grpc.Server
 	health   *health.Server
+	board    *board.Board
 	dispatch *dispatch.Dispatcher
 	fleet    *fleet.Fleet
 	export   *export.Server

@@ -43,6 +43,7 @@ var callers = map[string][]string{
 	"millwright.agent.v1.EnrolmentService.StartRekey": {nobody},
 	"millwright.agent.v1.EnrolmentService.Rekey":      {nobody},
 	"millwright.task.v1.TaskService":                  {operator, controller},
+	"millwright.health.v1.HealthService":              {operator, controller},
 	"millwright.node.v1.NodeService":                  {operator, controller},
 	"millwright.node.v1.NodeService.CreateJoinToken":  {operator},
 	"millwright.node.v1.NodeService.EvictNode":        {operator},

@@ -69,6 +69,7 @@ var frozen = []protoreflect.FileDescriptor{
 	gpuv1.File_millwright_gpu_v1_sample_proto,
 	healthv1.File_millwright_health_v1_condition_proto,
 	healthv1.File_millwright_health_v1_report_proto,
+	healthv1.File_millwright_health_v1_service_proto,
 	secretv1.File_millwright_secret_v1_place_proto,
 	secretv1.File_millwright_secret_v1_remove_proto,
 	secretv1.File_millwright_secret_v1_service_proto,

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuaas/millwright/controlplane/internal/ctl/home"
 	"github.com/gpuaas/millwright/pki"
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -39,6 +40,7 @@ const retries = `{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":5,"i
 type client struct {
 	tasks   taskv1.TaskServiceClient
 	nodes   nodev1.NodeServiceClient
+	health  healthv1.HealthServiceClient
 	secrets secretv1.SecretServiceClient
 	conn    *grpc.ClientConn
 	home    *home.Home
@@ -66,7 +68,7 @@ func dial(h *home.Home, at *home.Context, now func() time.Time) (*client, error)
 		return nil, fmt.Errorf("connect to %s: %w", server, err)
 	}
 	return &client{
-		tasks: taskv1.NewTaskServiceClient(conn), nodes: nodev1.NewNodeServiceClient(conn), secrets: secretv1.NewSecretServiceClient(conn),
+		tasks: taskv1.NewTaskServiceClient(conn), nodes: nodev1.NewNodeServiceClient(conn), health: healthv1.NewHealthServiceClient(conn), secrets: secretv1.NewSecretServiceClient(conn),
 		conn: conn, home: h, at: at, server: server, log: log,
 	}, nil
 }

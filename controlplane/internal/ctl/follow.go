@@ -28,12 +28,21 @@ var errStop = errors.New("seen enough")
 // restarts of the server, until each returns an error or ctx ends. It returns
 // nil for errStop and an error that wraps errTooOld when it can't go on.
 func (a *app) watch(ctx context.Context, c *client, req *taskv1.WatchTasksRequest, each func(*taskv1.WatchTasksResponse) error) error {
-	pause := firstPause
-	for {
-		err := watchOnce(ctx, c, req, func(m *taskv1.WatchTasksResponse) error {
-			pause = firstPause
+	return a.persist(ctx, c, "watch tasks", func(heard func()) error {
+		return watchOnce(ctx, c, req, func(m *taskv1.WatchTasksResponse) error {
+			heard()
 			return each(m)
 		})
+	})
+}
+
+// persist calls once, which reads a stream to its end and says when it has heard
+// something, over lost connections and restarts of the server. It returns as
+// watch does.
+func (a *app) persist(ctx context.Context, c *client, doing string, once func(heard func()) error) error {
+	pause := firstPause
+	for {
+		err := once(func() { pause = firstPause })
 		var stream *streamError
 		switch {
 		case errors.Is(err, errStop):
@@ -43,11 +52,11 @@ func (a *app) watch(ctx context.Context, c *client, req *taskv1.WatchTasksReques
 		case ctx.Err() == nil && status.Code(stream.err) == codes.OutOfRange:
 			return errTooOld
 		case ctx.Err() != nil || !temporary(stream.err):
-			return c.explain(ctx, "watch tasks", stream.err)
+			return c.explain(ctx, doing, stream.err)
 		}
 		a.remark("connection to %s is lost (%v); trying again", c.server, why(c, stream.err))
 		if !sleep(ctx, pause) {
-			return c.explain(ctx, "watch tasks", ctx.Err())
+			return c.explain(ctx, doing, ctx.Err())
 		}
 		pause = min(2*pause, lastPause)
 	}

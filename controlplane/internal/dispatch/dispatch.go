@@ -20,6 +20,7 @@ import (
 	"time"
 
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 
@@ -37,12 +38,24 @@ type Log interface {
 	Commit(ctx context.Context, decide func(*eventlog.Tx) error) error
 }
 
+// Board is told how the GPUs of nodes are.
+type Board interface {
+	// Entered says that a node has opened a session, and Left that it has none
+	// any more.
+	Entered(node string)
+	Left(node string)
+	// Report takes a report, or says why not.
+	Report(node string, r *healthv1.HealthReport) error
+}
+
 // Config is what a dispatcher needs.
 type Config struct {
 	// Log commits decisions.
 	Log Log
 	// Reader reads the store.
 	Reader store.Reader
+	// Board gets what nodes report of their GPUs; nil means nobody does.
+	Board Board
 	// TrustUpdates returns the trust roots after a version, the oldest first.
 	TrustUpdates func(version uint64) []*taskv1.Envelope
 	// Logger gets what an operator of the server should know.
@@ -106,6 +119,9 @@ func New(cfg Config) *Dispatcher {
 	}
 	if cfg.Boot == nil {
 		cfg.Boot = clock.Boot()
+	}
+	if cfg.Board == nil {
+		cfg.Board = nobody{}
 	}
 	return &Dispatcher{cfg: cfg, sessions: map[string]*session{}, left: map[string]*serverv1.SeenRow{}}
 }
@@ -197,6 +213,7 @@ func (d *Dispatcher) enter(s *session) *agentv1.SessionResponse {
 		old.end(superseded())
 	}
 	d.sessions[s.peer.Node] = s
+	d.cfg.Board.Entered(s.peer.Node)
 	return nil
 }
 
@@ -206,6 +223,7 @@ func (d *Dispatcher) leave(s *session) {
 	if d.sessions[s.peer.Node] == s {
 		delete(d.sessions, s.peer.Node)
 		d.left[s.peer.Node] = s.seen()
+		d.cfg.Board.Left(s.peer.Node)
 	}
 }
 

@@ -66,9 +66,13 @@ type session struct {
 	heardAt   time.Duration // by CLOCK_BOOTTIME, as are the two below
 	offsetAt  time.Duration // when contact.ClockOffset was measured
 	lastSent  time.Duration
-	farewell  *agentv1.SessionResponse // the last message; nil while the session lasts
-	over      bool                     // nothing more is sent, not even a farewell
-	failure   error                    // what the stream ends with
+	// badReports counts reports that were not taken; the last that was logged
+	// came at badReportAt.
+	badReports  uint64
+	badReportAt time.Duration
+	farewell    *agentv1.SessionResponse // the last message; nil while the session lasts
+	over        bool                     // nothing more is sent, not even a farewell
+	failure     error                    // what the stream ends with
 }
 
 // want notes what is wanted and wakes the sender.
@@ -281,6 +285,9 @@ func (d *Dispatcher) handle(ctx context.Context, s *session, m *agentv1.SessionR
 		return d.answer(ctx, s, p.Answer)
 	case *agentv1.SessionRequest_Heartbeat:
 		return d.heartbeat(ctx, s, p.Heartbeat)
+	case *agentv1.SessionRequest_Health:
+		d.health(s, p.Health)
+		return nil
 	case *agentv1.SessionRequest_Credits:
 		s.want(func() { s.credits, s.assignDue = min(p.Credits.GetCredits(), maxCredits), true })
 		return nil

@@ -40,6 +40,9 @@ func (t *Tx) frame(e *auditv1.LogEntry, f *auditv1.NodeFrame) (*taskv1.TaskEvent
 	if err := proto.Unmarshal(f.GetFrame(), event); err != nil {
 		return nil, fmt.Errorf("decode event: %w", err)
 	}
+	if event.GetHealth() != nil {
+		return nil, t.health(e, f, event)
+	}
 	kind, id, apply := t.reading(event)
 	if id == "" {
 		return nil, t.opened(f.GetNode(), event.GetJournalOpened())

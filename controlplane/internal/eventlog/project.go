@@ -74,7 +74,7 @@ func (t *Tx) projectNode(e *auditv1.LogEntry) error {
 		node.JournalId = b.JournalChanged.GetNewJournalId()
 		node.Generation = max(node.GetGeneration(), b.JournalChanged.GetGeneration())
 		t.PutNode(node)
-		return nil
+		return t.forgetHealth(b.JournalChanged.GetNode())
 	case *auditv1.LogEntry_JournalGap:
 		g := b.JournalGap
 		return t.foundOnNode(g.GetNode(), "JournalGap", "FRAMES_LOST",
@@ -100,7 +100,7 @@ func (t *Tx) joined(e *auditv1.LogEntry, j *auditv1.NodeJoined) error {
 		Kinds: node.GetKinds(), JournalId: node.GetJournalId(), SessionEpoch: node.GetSessionEpoch(),
 		BootId: node.GetBootId(), TrustRootVersion: node.GetTrustRootVersion(), EvictIndex: node.GetEvictIndex(),
 	})
-	return nil
+	return t.forgetHealth(j.GetNode())
 }
 
 func (t *Tx) created(e *auditv1.LogEntry, c *auditv1.TaskCreated) (*taskv1.TaskEvent, error) {

@@ -35,11 +35,15 @@ type Tx struct {
 	journals  map[store.FrameKey]*serverv1.JournalRow // Seq is 0
 	frames    map[store.FrameKey]store.Entry
 	envelopes map[string]*taskv1.Envelope
-	requests  []*serverv1.RequestRow
-	tokens    []*serverv1.TokenRow
-	seen      []*serverv1.SeenRow
-	cluster   *serverv1.ClusterRow
-	raise     bool
+	// conditions are of the GPU side of nodes; nil for one that is removed.
+	conditions map[store.HealthKey]*serverv1.HealthRow
+	kept       map[string]map[string]bool // the keys of the conditions of a node, once they were read
+	healthOf   string                     // the node of which the entry that is being appended changes a condition
+	requests   []*serverv1.RequestRow
+	tokens     []*serverv1.TokenRow
+	seen       []*serverv1.SeenRow
+	cluster    *serverv1.ClusterRow
+	raise      bool
 }
 
 func newTx(cfg Config, v store.View) *Tx {
@@ -49,7 +53,7 @@ func newTx(cfg Config, v store.View) *Tx {
 		nodes:     map[string]*serverv1.NodeRow{},
 		journals:  map[store.FrameKey]*serverv1.JournalRow{},
 		frames:    map[store.FrameKey]store.Entry{},
-		envelopes: map[string]*taskv1.Envelope{},
+		envelopes: map[string]*taskv1.Envelope{}, conditions: map[store.HealthKey]*serverv1.HealthRow{}, kept: map[string]map[string]bool{},
 	}
 }
 
@@ -136,6 +140,7 @@ func (t *Tx) Append(actor string, entry *auditv1.LogEntry) error {
 	entry.Index = t.next
 	entry.RecordTime = timestamppb.New(t.now)
 	entry.Actor = actor
+	t.healthOf = ""
 	event, err := t.project(entry)
 	frame := entry.GetNodeFrame()
 	switch {
@@ -153,7 +158,7 @@ func (t *Tx) Append(actor string, entry *auditv1.LogEntry) error {
 	if err != nil {
 		return fmt.Errorf("serialise log entry: %w", err)
 	}
-	e := store.Entry{Index: t.next, Bytes: b, Event: event}
+	e := store.Entry{Index: t.next, Bytes: b, Event: event, HealthOf: t.healthOf}
 	if frame != nil {
 		e.Frame = store.FrameKey{Node: frame.GetNode(), JournalID: frame.GetJournalId(), Seq: frame.GetSeq()}
 		t.frames[e.Frame] = e
@@ -180,7 +185,10 @@ func shorten(s string) string {
 }
 
 func (t *Tx) change() *store.Change {
+	health, gone := t.healthChange()
 	return &store.Change{
+		Health:          health,
+		HealthGone:      gone,
 		Entries:         t.entries,
 		Tasks:           slices.Collect(maps.Values(t.tasks)),
 		Nodes:           slices.Collect(maps.Values(t.nodes)),

@@ -46,6 +46,13 @@ type Sessions interface {
 	Contact(node string) (dispatch.Contact, bool)
 }
 
+// Board knows how fresh the word of nodes about their GPUs is.
+type Board interface {
+	// Overdue returns why what is known of a node's GPUs is not of now; empty
+	// when it is.
+	Overdue(node string) (reason, message string)
+}
+
 // Config is what a fleet needs.
 type Config struct {
 	// Log commits decisions.
@@ -54,6 +61,9 @@ type Config struct {
 	Reader store.Reader
 	// Sessions are the streams of nodes.
 	Sessions Sessions
+	// Board knows how fresh the word of nodes about their GPUs is; nil means that
+	// it counts for as long as it is not taken back.
+	Board Board
 	// Logger gets what an operator of the server should know.
 	Logger *slog.Logger
 	// Actor is the server's own SPIFFE id.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -88,7 +89,7 @@ func (f *Fleet) state(row *serverv1.NodeRow) nodev1.NodeState {
 
 func (f *Fleet) node(v store.View, row *serverv1.NodeRow) (*nodev1.Node, error) {
 	n := &nodev1.Node{
-		Name: row.GetName(), State: f.state(row), Conditions: slices.Concat(row.GetReported(), row.GetFound()),
+		Name: row.GetName(), State: f.state(row), Conditions: slices.Concat(f.reported(row), row.GetFound()),
 		Facts: row.GetFacts(), AgentVersion: row.GetAgentVersion(), Kinds: row.GetKinds(),
 		Generation: row.GetGeneration(), JoinTime: row.GetJoinTime(), BootId: row.GetBootId(),
 		JournalId: row.GetJournalId(), SessionEpoch: row.GetSessionEpoch(),
@@ -117,6 +118,30 @@ func (f *Fleet) node(v store.View, row *serverv1.NodeRow) (*nodev1.Node, error) 
 		}
 	}
 	return n, nil
+}
+
+// gpuReady is the type of the condition by which a node says that its GPUs can be
+// given work.
+const gpuReady = "GPUReady"
+
+// reported is what a node says of itself. That its GPUs are ready counts for as
+// long as it says how they are: it is unknown of a node that is away.
+func (f *Fleet) reported(row *serverv1.NodeRow) []*taskv1.Condition {
+	list := row.GetReported()
+	i := slices.IndexFunc(list, func(c *taskv1.Condition) bool { return c.GetType() == gpuReady })
+	if i < 0 || f.cfg.Board == nil {
+		return list
+	}
+	reason, message := f.cfg.Board.Overdue(row.GetName())
+	if reason == "" {
+		return list
+	}
+	list = slices.Clone(list)
+	list[i] = proto.CloneOf(list[i])
+	was := strings.ToLower(strings.TrimPrefix(list[i].GetStatus().String(), "CONDITION_STATUS_"))
+	list[i].Status = taskv1.ConditionStatus_CONDITION_STATUS_UNSPECIFIED
+	list[i].Reason, list[i].Message = reason, "it was "+was+" when the node last spoke; "+message
+	return list
 }
 
 // contact fills in when the node was last heard: by its session, or else by

@@ -66,6 +66,9 @@ type Change struct {
 	Tokens    []*serverv1.TokenRow
 	Seen      []*serverv1.SeenRow
 	Envelopes []*taskv1.Envelope
+	Health    []*serverv1.HealthRow
+	// HealthGone are removed, before Health is written.
+	HealthGone []HealthKey
 	// Cluster is set once, when the server is founded.
 	Cluster *serverv1.ClusterRow
 	// RaiseGeneration makes the log's generation one more, so that no watch
@@ -84,6 +87,9 @@ type Entry struct {
 	Event *taskv1.TaskEvent
 	// Frame says which frame of a node it holds; the zero value for none.
 	Frame FrameKey
+	// HealthOf is the node of which it holds a change of a condition; empty for
+	// none. It is not read back.
+	HealthOf string
 }
 
 // Decode returns the entry's message.
@@ -95,10 +101,14 @@ type FrameKey struct {
 	Seq             uint64
 }
 
+// HealthKey names a condition of a node's GPU side.
+type HealthKey struct{ Node, Key string }
+
 // View is the whole store at one moment.
 type View interface {
 	TaskView
 	NodeView
+	HealthView
 	LogView
 	FoundingView
 }
@@ -148,6 +158,18 @@ type NodeView interface {
 	// Token returns a join token by its hash, or an error that wraps
 	// ErrNotFound.
 	Token(sha256 []byte) (*serverv1.TokenRow, error)
+}
+
+// HealthView reads the health of the GPUs of nodes.
+type HealthView interface {
+	// Condition returns a condition of a node, or an error that wraps
+	// ErrNotFound.
+	Condition(key HealthKey) (*serverv1.HealthRow, error)
+	// Health returns up to limit conditions of a node, by key.
+	Health(node string, limit int) ([]*serverv1.HealthRow, error)
+	// HealthEntries is [LogView.Entries] for the changes of one node's
+	// conditions.
+	HealthEntries(node string, from uint64, limit, maxBytes int) ([]Entry, error)
 }
 
 // LogView reads the event log.

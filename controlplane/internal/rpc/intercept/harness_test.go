@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/millwright/pki"
 	"github.com/gpuaas/millwright/pki/pkitest"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -101,6 +102,7 @@ func serve(t *testing.T, s services, edit func(*intercept.Config)) *server {
 	agentv1.RegisterAgentServiceServer(g, s.agent)
 	agentv1.RegisterEnrolmentServiceServer(g, agentv1.UnimplementedEnrolmentServiceServer{})
 	taskv1.RegisterTaskServiceServer(g, s.task)
+	healthv1.RegisterHealthServiceServer(g, healthv1.UnimplementedHealthServiceServer{})
 	nodev1.RegisterNodeServiceServer(g, nodev1.UnimplementedNodeServiceServer{})
 	secretv1.RegisterSecretServiceServer(g, secretv1.UnimplementedSecretServiceServer{})
 	healthgrpc.RegisterHealthServer(g, health.NewServer())

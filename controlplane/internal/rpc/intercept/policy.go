@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuaas/millwright/pki"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -97,6 +98,12 @@ func Default() Policy {
 		nodev1.NodeService_GetCluster_FullMethodName:      {Roles: clients, Class: ClassRead, Audit: AuditCoalesced},
 		nodev1.NodeService_CreateJoinToken_FullMethodName: {Roles: operators, Class: ClassWrite, Audit: AuditEach},
 		nodev1.NodeService_EvictNode_FullMethodName:       {Roles: operators, Class: ClassWrite, Audit: AuditEach},
+
+		healthv1.HealthService_ListGpus_FullMethodName:          {Roles: clients, Class: ClassRead, Audit: AuditCoalesced},
+		healthv1.HealthService_GetGpu_FullMethodName:            {Roles: clients, Class: ClassRead, Audit: AuditCoalesced},
+		healthv1.HealthService_GetNodeHealth_FullMethodName:     {Roles: clients, Class: ClassRead, Audit: AuditCoalesced},
+		healthv1.HealthService_ListHealthChanges_FullMethodName: {Roles: clients, Class: ClassRead, Audit: AuditCoalesced},
+		healthv1.HealthService_WatchHealth_FullMethodName:       {Roles: clients, Class: ClassWatch, Audit: AuditCoalesced},
 
 		healthgrpc.Health_Check_FullMethodName: {Roles: pki.Roles(), Class: ClassRead, Audit: AuditNone},
 		healthgrpc.Health_List_FullMethodName:  {Roles: pki.Roles(), Class: ClassRead, Audit: AuditNone},

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/millwright/controlplane/internal/crash"
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 )
 
@@ -142,7 +144,7 @@ func create(path string) error {
 		return err
 	}
 	err = db.Update(func(tx *bolt.Tx) error {
-		for _, name := range allBuckets() {
+		for _, name := range slices.Concat(firstBuckets(), addedBuckets()) {
 			if _, err := tx.CreateBucket(name); err != nil {
 				return err
 			}
@@ -180,7 +182,34 @@ func Open(path string, options ...Option) (*Store, error) {
 	if err := s.db.View(checkSchema); err != nil {
 		return nil, errors.Join(fmt.Errorf("open store %s: %w", path, err), s.db.Close())
 	}
+	if err := s.add(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open store %s: %w", path, err), s.db.Close())
+	}
 	return s, nil
+}
+
+// add makes the buckets that a file of an earlier release lacks. A file that has
+// them is not written to.
+func (s *Store) add() error {
+	lacks := false
+	err := s.db.View(func(tx *bolt.Tx) error {
+		lacks = slices.ContainsFunc(addedBuckets(), func(name []byte) bool { return tx.Bucket(name) == nil })
+		return nil
+	})
+	if err != nil || !lacks {
+		return err
+	}
+	crash.Point("server.store.before")
+	err = s.db.Update(func(tx *bolt.Tx) error {
+		for _, name := range addedBuckets() {
+			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	crash.Point("server.store.committed")
+	return err
 }
 
 func open(path string) (*bolt.DB, error) {
@@ -302,7 +331,7 @@ func checkSchema(tx *bolt.Tx) error {
 	case v > schemaVersion:
 		return fmt.Errorf("schema version %d, this release knows %d: %w", v, schemaVersion, ErrNewer)
 	}
-	for _, name := range allBuckets() {
+	for _, name := range firstBuckets() {
 		if tx.Bucket(name) == nil {
 			return fmt.Errorf("bucket %s is missing", name)
 		}

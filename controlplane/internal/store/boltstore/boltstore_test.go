@@ -12,6 +12,9 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
+	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
+
 	"github.com/gpuaas/millwright/controlplane/internal/store"
 	"github.com/gpuaas/millwright/controlplane/internal/store/boltstore"
 	"github.com/gpuaas/millwright/controlplane/internal/store/storetest"
@@ -56,6 +59,42 @@ func TestSuite(t *testing.T) {
 			return s
 		}
 	})
+}
+
+// TestOpenOfAnEarlierRelease opens a file that lacks what was added since.
+func TestOpenOfAnEarlierRelease(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "store.db")
+	s, err := boltstore.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		return errors.Join(tx.DeleteBucket([]byte("health")), tx.DeleteBucket([]byte("changes")))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = boltstore.Open(path); err != nil {
+		t.Fatal(err)
+	}
+	defer run(t, s)()
+	row := &serverv1.HealthRow{Node: "n", Condition: &healthv1.Condition{Key: "k"}}
+	if err := s.Update(t.Context(), func(store.View) (*store.Change, error) {
+		return &store.Change{Health: []*serverv1.HealthRow{row}}, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.View(t.Context(), func(v store.View) error { _, err := v.Condition(store.HealthKey{Node: "n", Key: "k"}); return err }); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestOpenRefuses(t *testing.T) {

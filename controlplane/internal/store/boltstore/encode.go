@@ -50,6 +50,16 @@ func encode(v view, c *store.Change) ([]write, error) {
 		e.named("node", s.GetNode())
 		e.row(bucketSeen, []byte(s.GetNode()), s)
 	}
+	for _, k := range c.HealthGone {
+		e.named("node", k.Node)
+		e.named("condition", k.Key)
+		e.remove(bucketHealth, name(k.Node, k.Key))
+	}
+	for _, h := range c.Health {
+		e.named("node", h.GetNode())
+		e.named("condition", h.GetCondition().GetKey())
+		e.row(bucketHealth, name(h.GetNode(), h.GetCondition().GetKey()), h)
+	}
 	for _, env := range c.Envelopes {
 		sum := sha256.Sum256(env.GetPayload())
 		e.row(bucketEnvelopes, sum[:], env)
@@ -123,6 +133,10 @@ func (e *encoder) entries(entries []store.Entry) {
 			e.named("node", entry.Frame.Node)
 			e.named("journal id", entry.Frame.JournalID)
 			e.put(bucketFrames, frameKey(entry.Frame), index)
+		}
+		if entry.HealthOf != "" {
+			e.named("node", entry.HealthOf)
+			e.put(bucketChanges, nodeIndexKey(entry.HealthOf, entry.Index), nil)
 		}
 	}
 }

@@ -44,15 +44,24 @@ func (v view) Entries(from uint64, limit, maxBytes int) ([]store.Entry, error) {
 }
 
 func (v view) TaskEntries(taskID string, from uint64, limit, maxBytes int) ([]store.Entry, error) {
+	return v.indexed(bucketHistory, taskID, from, limit, maxBytes)
+}
+
+func (v view) HealthEntries(node string, from uint64, limit, maxBytes int) ([]store.Entry, error) {
+	return v.indexed(bucketChanges, node, from, limit, maxBytes)
+}
+
+// indexed reads the entries that an index has of a task or node.
+func (v view) indexed(bucket []byte, of string, from uint64, limit, maxBytes int) ([]store.Entry, error) {
 	var out []store.Entry
 	size := 0
-	prefix := name(taskID)
-	c := v.tx.Bucket(bucketHistory).Cursor()
-	for k, _ := c.Seek(historyKey(taskID, from)); k != nil && bytes.HasPrefix(k, prefix) && len(out) < limit && (len(out) == 0 || size < maxBytes); k, _ = c.Next() {
+	prefix := name(of)
+	c := v.tx.Bucket(bucket).Cursor()
+	for k, _ := c.Seek(historyKey(of, from)); k != nil && bytes.HasPrefix(k, prefix) && len(out) < limit && (len(out) == 0 || size < maxBytes); k, _ = c.Next() {
 		index := binary.BigEndian.Uint64(k[len(prefix):])
 		b := v.tx.Bucket(bucketLog).Get(number(index))
 		if b == nil {
-			return nil, fmt.Errorf("log entry %d of task %s: %w", index, taskID, store.ErrNotFound)
+			return nil, fmt.Errorf("log entry %d of %s: %w", index, of, store.ErrNotFound)
 		}
 		e, err := v.entry(index, b)
 		if err != nil {

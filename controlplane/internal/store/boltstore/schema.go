@@ -30,6 +30,12 @@ package boltstore
 //	requests   CALLER 0 REQUEST        RequestRow
 //	tokens     TOKEN_SHA256            TokenRow
 //	envelopes  PAYLOAD_SHA256          millwright.task.v1.Envelope
+//
+// Added since, and made in a file of an earlier release when it is opened; that
+// release reads the file as before:
+//
+//	health     NODE 0 KEY 0            HealthRow
+//	changes    NODE 0 INDEX            empty: log entries with a change of a condition
 const schemaVersion = 1
 
 var (
@@ -50,13 +56,19 @@ var (
 	bucketRequests  = []byte("requests")
 	bucketTokens    = []byte("tokens")
 	bucketEnvelopes = []byte("envelopes")
+	bucketHealth    = []byte("health")
+	bucketChanges   = []byte("changes")
 
 	keyVersion    = []byte("version")
 	keyGeneration = []byte("generation")
 	keyCluster    = []byte("cluster")
 )
 
-func allBuckets() [][]byte {
+// addedBuckets are those that files of earlier releases lack.
+func addedBuckets() [][]byte { return [][]byte{bucketHealth, bucketChanges} }
+
+// firstBuckets are those that every file has.
+func firstBuckets() [][]byte {
 	return [][]byte{
 		bucketMeta, bucketLog, bucketEvents, bucketHistory, bucketFrames, bucketTasks,
 		bucketCreated, bucketByNode, bucketQueued, bucketSent, bucketDue, bucketNodes,

@@ -165,6 +165,25 @@ func (v view) Journal(node, journalID string) (*serverv1.JournalRow, error) {
 	return row, v.get(bucketJournals, name(node, journalID), row, "journal "+journalID+" of node "+node)
 }
 
+func (v view) Condition(key store.HealthKey) (*serverv1.HealthRow, error) {
+	row := &serverv1.HealthRow{}
+	return row, v.get(bucketHealth, name(key.Node, key.Key), row, "condition "+key.Key+" of node "+key.Node)
+}
+
+func (v view) Health(node string, limit int) ([]*serverv1.HealthRow, error) {
+	prefix := name(node)
+	var rows []*serverv1.HealthRow
+	c := v.tx.Bucket(bucketHealth).Cursor()
+	for k, b := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix) && len(rows) < limit; k, b = c.Next() {
+		row := &serverv1.HealthRow{}
+		if err := proto.Unmarshal(b, row); err != nil {
+			return nil, fmt.Errorf("decode a condition of node %s: %w", node, err)
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
 func (v view) Token(sha []byte) (*serverv1.TokenRow, error) {
 	row := &serverv1.TokenRow{}
 	return row, v.get(bucketTokens, sha, row, "join token")

@@ -41,6 +41,7 @@ func Run(t *testing.T, open Opener) {
 		"ListTasks":    testListTasks,
 		"Nodes":        testNodes,
 		"Frames":       testFrames,
+		"Health":       testHealth,
 		"Durable":      testDurable,
 		"Generation":   testGeneration,
 		"DecisionView": testDecisionView,

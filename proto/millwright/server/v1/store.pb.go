@@ -8,6 +8,7 @@ package serverv1
 
 import (
 	v11 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	v12 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	v1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -782,11 +783,103 @@ func (x *SeenRow) GetClockOffsetMs() int64 {
 	return 0
 }
 
+// HealthRow is a condition of a node's GPU side, as its newest change in the log
+// left it.
+type HealthRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The condition after the change.
+	Condition *v12.Condition `protobuf:"bytes,2,opt,name=condition,proto3" json:"condition,omitempty"`
+	// The place of the change in the log.
+	Index uint64 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	// When it was stored.
+	RecordTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=record_time,json=recordTime,proto3" json:"record_time,omitempty"`
+	// The journal that holds it.
+	JournalId string `protobuf:"bytes,5,opt,name=journal_id,json=journalId,proto3" json:"journal_id,omitempty"`
+	// The change's number, as the node counts.
+	Edge          uint64 `protobuf:"varint,6,opt,name=edge,proto3" json:"edge,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealthRow) Reset() {
+	*x = HealthRow{}
+	mi := &file_millwright_server_v1_store_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthRow) ProtoMessage() {}
+
+func (x *HealthRow) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_server_v1_store_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthRow.ProtoReflect.Descriptor instead.
+func (*HealthRow) Descriptor() ([]byte, []int) {
+	return file_millwright_server_v1_store_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *HealthRow) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *HealthRow) GetCondition() *v12.Condition {
+	if x != nil {
+		return x.Condition
+	}
+	return nil
+}
+
+func (x *HealthRow) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *HealthRow) GetRecordTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RecordTime
+	}
+	return nil
+}
+
+func (x *HealthRow) GetJournalId() string {
+	if x != nil {
+		return x.JournalId
+	}
+	return ""
+}
+
+func (x *HealthRow) GetEdge() uint64 {
+	if x != nil {
+		return x.Edge
+	}
+	return 0
+}
+
 var File_millwright_server_v1_store_proto protoreflect.FileDescriptor
 
 const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"\n" +
-	" millwright/server/v1/store.proto\x12\x14millwright.server.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/agent/v1/session.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1dmillwright/task/v1/task.proto\"\xe2\x01\n" +
+	" millwright/server/v1/store.proto\x12\x14millwright.server.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!millwright/agent/v1/session.proto\x1a$millwright/health/v1/condition.proto\x1a!millwright/task/v1/envelope.proto\x1a\x1dmillwright/task/v1/task.proto\"\xe2\x01\n" +
 	"\n" +
 	"ClusterRow\x12!\n" +
 	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomain\x12\x18\n" +
@@ -875,7 +968,16 @@ const file_millwright_server_v1_store_proto_rawDesc = "" +
 	"\aSeenRow\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12&\n" +
-	"\x0fclock_offset_ms\x18\x03 \x01(\x03R\rclockOffsetMsBBZ@github.com/gpuaas/millwright/proto/millwright/server/v1;serverv1b\x06proto3"
+	"\x0fclock_offset_ms\x18\x03 \x01(\x03R\rclockOffsetMs\"\xe4\x01\n" +
+	"\tHealthRow\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12=\n" +
+	"\tcondition\x18\x02 \x01(\v2\x1f.millwright.health.v1.ConditionR\tcondition\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\x12;\n" +
+	"\vrecord_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"recordTime\x12\x1d\n" +
+	"\n" +
+	"journal_id\x18\x05 \x01(\tR\tjournalId\x12\x12\n" +
+	"\x04edge\x18\x06 \x01(\x04R\x04edgeBBZ@github.com/gpuaas/millwright/proto/millwright/server/v1;serverv1b\x06proto3"
 
 var (
 	file_millwright_server_v1_store_proto_rawDescOnce sync.Once
@@ -889,7 +991,7 @@ func file_millwright_server_v1_store_proto_rawDescGZIP() []byte {
 	return file_millwright_server_v1_store_proto_rawDescData
 }
 
-var file_millwright_server_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_millwright_server_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_millwright_server_v1_store_proto_goTypes = []any{
 	(*ClusterRow)(nil),            // 0: millwright.server.v1.ClusterRow
 	(*TaskRow)(nil),               // 1: millwright.server.v1.TaskRow
@@ -898,33 +1000,37 @@ var file_millwright_server_v1_store_proto_goTypes = []any{
 	(*RequestRow)(nil),            // 4: millwright.server.v1.RequestRow
 	(*TokenRow)(nil),              // 5: millwright.server.v1.TokenRow
 	(*SeenRow)(nil),               // 6: millwright.server.v1.SeenRow
-	(*v1.Envelope)(nil),           // 7: millwright.task.v1.Envelope
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
-	(*v1.Task)(nil),               // 9: millwright.task.v1.Task
-	(*v1.SignedLeaf)(nil),         // 10: millwright.task.v1.SignedLeaf
-	(*v11.NodeFacts)(nil),         // 11: millwright.agent.v1.NodeFacts
-	(*v11.KindSupport)(nil),       // 12: millwright.agent.v1.KindSupport
-	(*v1.Condition)(nil),          // 13: millwright.task.v1.Condition
+	(*HealthRow)(nil),             // 7: millwright.server.v1.HealthRow
+	(*v1.Envelope)(nil),           // 8: millwright.task.v1.Envelope
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*v1.Task)(nil),               // 10: millwright.task.v1.Task
+	(*v1.SignedLeaf)(nil),         // 11: millwright.task.v1.SignedLeaf
+	(*v11.NodeFacts)(nil),         // 12: millwright.agent.v1.NodeFacts
+	(*v11.KindSupport)(nil),       // 13: millwright.agent.v1.KindSupport
+	(*v1.Condition)(nil),          // 14: millwright.task.v1.Condition
+	(*v12.Condition)(nil),         // 15: millwright.health.v1.Condition
 }
 var file_millwright_server_v1_store_proto_depIdxs = []int32{
-	7,  // 0: millwright.server.v1.ClusterRow.trust_chain:type_name -> millwright.task.v1.Envelope
-	8,  // 1: millwright.server.v1.ClusterRow.create_time:type_name -> google.protobuf.Timestamp
-	9,  // 2: millwright.server.v1.TaskRow.task:type_name -> millwright.task.v1.Task
-	10, // 3: millwright.server.v1.TaskRow.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
-	8,  // 4: millwright.server.v1.TaskRow.retry_time:type_name -> google.protobuf.Timestamp
-	8,  // 5: millwright.server.v1.NodeRow.join_time:type_name -> google.protobuf.Timestamp
-	11, // 6: millwright.server.v1.NodeRow.facts:type_name -> millwright.agent.v1.NodeFacts
-	12, // 7: millwright.server.v1.NodeRow.kinds:type_name -> millwright.agent.v1.KindSupport
-	8,  // 8: millwright.server.v1.NodeRow.svid_not_after:type_name -> google.protobuf.Timestamp
-	13, // 9: millwright.server.v1.NodeRow.reported:type_name -> millwright.task.v1.Condition
-	13, // 10: millwright.server.v1.NodeRow.found:type_name -> millwright.task.v1.Condition
-	8,  // 11: millwright.server.v1.TokenRow.expire_time:type_name -> google.protobuf.Timestamp
-	8,  // 12: millwright.server.v1.SeenRow.time:type_name -> google.protobuf.Timestamp
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	8,  // 0: millwright.server.v1.ClusterRow.trust_chain:type_name -> millwright.task.v1.Envelope
+	9,  // 1: millwright.server.v1.ClusterRow.create_time:type_name -> google.protobuf.Timestamp
+	10, // 2: millwright.server.v1.TaskRow.task:type_name -> millwright.task.v1.Task
+	11, // 3: millwright.server.v1.TaskRow.signed_leaf:type_name -> millwright.task.v1.SignedLeaf
+	9,  // 4: millwright.server.v1.TaskRow.retry_time:type_name -> google.protobuf.Timestamp
+	9,  // 5: millwright.server.v1.NodeRow.join_time:type_name -> google.protobuf.Timestamp
+	12, // 6: millwright.server.v1.NodeRow.facts:type_name -> millwright.agent.v1.NodeFacts
+	13, // 7: millwright.server.v1.NodeRow.kinds:type_name -> millwright.agent.v1.KindSupport
+	9,  // 8: millwright.server.v1.NodeRow.svid_not_after:type_name -> google.protobuf.Timestamp
+	14, // 9: millwright.server.v1.NodeRow.reported:type_name -> millwright.task.v1.Condition
+	14, // 10: millwright.server.v1.NodeRow.found:type_name -> millwright.task.v1.Condition
+	9,  // 11: millwright.server.v1.TokenRow.expire_time:type_name -> google.protobuf.Timestamp
+	9,  // 12: millwright.server.v1.SeenRow.time:type_name -> google.protobuf.Timestamp
+	15, // 13: millwright.server.v1.HealthRow.condition:type_name -> millwright.health.v1.Condition
+	9,  // 14: millwright.server.v1.HealthRow.record_time:type_name -> google.protobuf.Timestamp
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_millwright_server_v1_store_proto_init() }
@@ -938,7 +1044,7 @@ func file_millwright_server_v1_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_server_v1_store_proto_rawDesc), len(file_millwright_server_v1_store_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
