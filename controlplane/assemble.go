@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/millwright/controlplane/internal/eventlog"
 	"github.com/gpuaas/millwright/controlplane/internal/export"
 	"github.com/gpuaas/millwright/controlplane/internal/fleet"
+	"github.com/gpuaas/millwright/controlplane/internal/metrics"
 	"github.com/gpuaas/millwright/controlplane/internal/output"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/agentv1"
 	"github.com/gpuaas/millwright/controlplane/internal/rpc/enrolv1"
@@ -67,6 +68,7 @@ func (s *Server) assemble(ctx context.Context, db *boltstore.Store) (*parts, err
 		Log: w.log, Reader: db, Sessions: p.dispatch, Board: p.board, Logger: w.cfg.Logger.With("component", "fleet"),
 		Actor: w.id.String(), NodeID: w.nodeID, Now: w.cfg.Now,
 	})
+	p.metrics = metrics.Handler(metrics.Config{Board: p.board, Reader: db, Logger: w.cfg.Logger.With("component", "metrics"), Now: w.cfg.Now})
 	p.export = export.New(w.cfg.StateDir, db)
 	if err := p.fleet.Load(ctx); err != nil {
 		return nil, err

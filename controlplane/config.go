@@ -25,7 +25,7 @@ type Config struct {
 	StateDir string
 	// Listen is the address of the gRPC port, as host:port.
 	Listen string
-	// HTTPListen is the address of /healthz and /readyz, as host:port.
+	// HTTPListen is the address of /healthz, /readyz and /metrics, as host:port.
 	HTTPListen string
 	// AdvertiseAddress is the address that nodes and operators dial, as
 	// host:port.

@@ -94,6 +94,7 @@ type parts struct {
 	dispatch *dispatch.Dispatcher
 	fleet    *fleet.Fleet
 	export   *export.Server
+	metrics  http.Handler
 	ready    func(context.Context) error // whether the store takes writes
 	stopping chan struct{}               // closed once, when the server is about to stop
 }
@@ -179,10 +180,12 @@ func listen(ctx context.Context, given net.Listener, addr string) (net.Listener,
 	return l, nil
 }
 
-// handler serves whether the server lives, and whether it can do its work.
+// handler serves whether the server lives, whether it can do its work, and what
+// it knows of GPUs as metrics.
 func (p *parts) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
+	mux.Handle("GET /metrics", p.metrics)
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		select {
 		case <-p.stopping:

@@ -49,6 +49,10 @@ var required = []suite{
 		packages: []string{"./test/simulation"}, timeout: 20 * time.Minute, show: "TestSchedules",
 	},
 	{
+		name: "alerts", about: "the alert rules by promtool, and that promtool notices when one is wrong",
+		packages: []string{"./test/alerts"}, timeout: 5 * time.Minute,
+	},
+	{
 		name: "hostile", about: "a server with the cluster's keys alters, repeats and lies; the node is none the worse",
 		packages: []string{"./test/hostile/..."}, timeout: 10 * time.Minute,
 	},

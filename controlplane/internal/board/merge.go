@@ -40,7 +40,6 @@ func conditions(s *state, rows []*serverv1.HealthRow, reason, message string) []
 		if reason != "" {
 			n.Condition = proto.CloneOf(c)
 			n.Condition.State = healthv1.State_STATE_STALE
-			n.Condition.Action = healthv1.Action_ACTION_NONE
 			n.Condition.Reason, n.Condition.Message = reason, message
 			if c.GetState() == healthv1.State_STATE_RAISED {
 				n.Condition.Message = "it was raised when the node last spoke (" + c.GetMessage() + "); " + message

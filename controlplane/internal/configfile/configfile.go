@@ -32,7 +32,7 @@ type File struct {
 	// AdvertiseAddress is the address that nodes and operators dial. It has no
 	// default.
 	AdvertiseAddress string
-	// HTTPListen is the address of /healthz and /readyz.
+	// HTTPListen is the address of /healthz, /readyz and /metrics.
 	HTTPListen string
 	// StateDir holds all that the server keeps.
 	StateDir string

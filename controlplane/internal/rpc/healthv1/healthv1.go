@@ -187,7 +187,7 @@ func (s *Service) gpuAt(ctx context.Context, name, node, index string) (*healthv
 		}
 		gpus, err := s.gpus(v, row, true)
 		for _, g := range gpus {
-			if g.Index != nil && uint64(g.GetIndex()) == n {
+			if g.Index != nil && uint64(g.GetIndex()) == n && out.Gpu == nil {
 				out.Gpu = g
 			}
 		}

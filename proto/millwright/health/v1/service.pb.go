@@ -86,7 +86,8 @@ func (Freshness) EnumDescriptor() ([]byte, []int) {
 type NodeCondition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The condition. Its state is STALE while the server has no fresh word of the
-	// node, whatever the node said before.
+	// node, whatever the node said before; its action stays what was recommended
+	// then.
 	Condition *Condition `protobuf:"bytes,1,opt,name=condition,proto3" json:"condition,omitempty"`
 	// The state that the node gave last.
 	LastState     State `protobuf:"varint,2,opt,name=last_state,json=lastState,proto3,enum=millwright.health.v1.State" json:"last_state,omitempty"`
