@@ -36,6 +36,9 @@ import (
 //	                            bundle and policy.yaml as its policy, and stop it
 //	node NAME VERB ARGS...      change the node: see fakehost.Node.Do
 //	until PATTERN PROGRAM ARGS  run a program until its standard output matches
+//	gpus NAME join|open|close   let a stand-in for a node with GPUs join with
+//	                            NAME.json, and open and close its session
+//	gpus NAME report|edge FILE  let it send a HealthReport or a HealthEdge
 //	began NAME N                wait until the node has started N commands
 func TestCluster(t *testing.T) {
 	bin := build(t)
@@ -43,7 +46,7 @@ func TestCluster(t *testing.T) {
 		Dir: filepath.Join("testdata", "cluster"),
 		Setup: func(e *testscript.Env) error {
 			environment(e, bin)
-			c := &cluster{dir: e.WorkDir, nodes: map[string]*fakehost.Node{}, running: map[string]*running{}}
+			c := &cluster{dir: e.WorkDir, nodes: map[string]*fakehost.Node{}, gpus: map[string]*gpuNode{}, running: map[string]*running{}}
 			e.Values[clusterKey{}] = c
 			e.Defer(func() {
 				if err := c.stopAll(); err != nil {
@@ -63,6 +66,7 @@ func TestCluster(t *testing.T) {
 			"node": command(2, func(c *cluster, _ *testscript.TestScript, a []string) error {
 				return c.node(a[0]).Do(strings.Join(a[1:], " "))
 			}),
+			"gpus":  command(2, func(c *cluster, _ *testscript.TestScript, a []string) error { return c.tellGPUs(a[0], a[1], a[2:]) }),
 			"until": until,
 			"began": command(2, func(c *cluster, _ *testscript.TestScript, a []string) error { return c.began(a[0], a[1]) }),
 		},
@@ -120,6 +124,7 @@ type cluster struct {
 	dir     string
 	address string
 	nodes   map[string]*fakehost.Node
+	gpus    map[string]*gpuNode
 	running map[string]*running // by the node's name; "" is the control plane
 }
 
@@ -155,6 +160,10 @@ func (c *cluster) stop(name string) error {
 
 func (c *cluster) stopAll() error {
 	var err error
+	for _, n := range c.gpus {
+		n.close()
+		err = errors.Join(err, n.conn.Close())
+	}
 	for name := range c.running {
 		err = errors.Join(err, c.stop(name))
 	}

@@ -123,6 +123,14 @@ func number[N uint32 | uint64](n N, known bool) string {
 	return strconv.FormatUint(uint64(n), 10)
 }
 
+// with puts a unit behind what is known.
+func with(s, unit string) string {
+	if s == "" {
+		return ""
+	}
+	return s + unit
+}
+
 func percent(s *gpuv1.GpuSample) string {
 	if s == nil || s.GpuUtilizationPercent == nil {
 		return ""
@@ -176,8 +184,8 @@ func gpuRows(g *healthv1.GpuHealth) [][]string {
 		memory = fmt.Sprintf("%d of %d MiB used", s.GetMemoryUsedBytes()>>20, i.GetMemoryBytes()>>20)
 	}
 	if s != nil {
-		sampled = join(" C, ", number(s.GetGpuCelsius(), s.GpuCelsius != nil),
-			join(" W, ", number(s.GetPowerMilliwatts()/1000, s.PowerMilliwatts != nil), percent(s)+" busy"))
+		sampled = join(", ", with(number(s.GetGpuCelsius(), s.GpuCelsius != nil), " C"),
+			with(number(s.GetPowerMilliwatts()/1000, s.PowerMilliwatts != nil), " W"), with(percent(s), " busy"))
 	}
 	rows := [][]string{
 		{"GPU", gpuName(g)},
