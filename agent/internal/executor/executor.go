@@ -209,5 +209,6 @@ func (e *Executor) sweep(ctx context.Context) {
 		if !clock.Sleep(ctx, sweepEvery) {
 			return
 		}
+		e.forgetEnded(ctx)
 	}
 }

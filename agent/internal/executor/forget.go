@@ -9,18 +9,23 @@ import (
 )
 
 // forget deletes what is kept of a task that has ended, while it still has its
-// locks. What stays is deleted when the agent starts again.
+// locks. What stays is deleted at the next sweep, or when the agent starts
+// again.
 func (e *Executor) forget(ctx context.Context, id string) {
 	k, ok := e.cfg.Hosts.(Keeper)
 	if !ok {
 		return
 	}
-	if err := k.Forget(ctx, id); err != nil && ctx.Err() == nil {
+	err := k.Forget(ctx, id)
+	if err != nil && ctx.Err() == nil {
+		err = k.Forget(ctx, id) // old secrets are worth a second try
+	}
+	if err != nil && ctx.Err() == nil {
 		e.log.WarnContext(ctx, "what was kept of a task is not deleted", "task_id", id, "err", err)
 	}
 }
 
-// forgetEnded does so for all tasks that ended in an earlier life.
+// forgetEnded does so for all tasks that ended before, also in an earlier life.
 func (e *Executor) forgetEnded(ctx context.Context) {
 	k, ok := e.cfg.Hosts.(Keeper)
 	if !ok {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -214,8 +215,20 @@ func (f *Files) WriteFile(ctx context.Context, path string, file host.File) erro
 }
 
 func tempName(base string) string {
-	const limit = 255 - len(".millwright.tmp") - 1
-	return "." + base[:min(len(base), limit)] + ".millwright.tmp"
+	const limit = 255 - len(tempSuffix) - 1
+	return "." + base[:min(len(base), limit)] + tempSuffix
+}
+
+const tempSuffix = ".millwright.tmp"
+
+// TempOf returns the name of the file that was to be written when name is what a
+// write that was cut off has left, and otherwise name. [Files.RemoveFile] removes
+// both.
+func TempOf(name string) string {
+	if base, ok := strings.CutSuffix(name, tempSuffix); ok && strings.HasPrefix(base, ".") {
+		return base[1:]
+	}
+	return name
 }
 
 func writeNew(dir int, name string, data []byte, mode fs.FileMode) error {

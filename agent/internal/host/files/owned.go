@@ -69,6 +69,7 @@ func (f *Files) WriteOwned(ctx context.Context, path string, o Owned) error {
 			return err
 		}
 		if err := crash.Fault("host.secret.write.temp"); err != nil {
+			_ = unix.Unlinkat(dir, temp, 0) // the error that matters is told
 			return err
 		}
 		if err := unix.Renameat(dir, temp, dir, base); err != nil {

@@ -180,6 +180,8 @@ func (s *Store) Kept() ([]string, error) {
 	return out, err
 }
 
+// names are those of the files in which something is kept, or was to be: a write
+// that was cut off has left the secret under another name.
 func (s *Store) names() ([]string, error) {
 	entries, err := os.ReadDir(s.cfg.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -188,9 +190,12 @@ func (s *Store) names() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := make([]string, len(entries))
-	for i, e := range entries {
-		out[i] = e.Name()
+	var out []string
+	for _, e := range entries {
+		name := files.TempOf(e.Name())
+		if !slices.Contains(out, name) {
+			out = append(out, name)
+		}
 	}
 	return out, nil
 }
