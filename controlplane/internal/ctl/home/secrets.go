@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 )
@@ -38,7 +39,15 @@ func (h *Home) DropSecret(context, name string) error {
 	return h.changeSecrets(context, name, nil)
 }
 
-func (h *Home) changeSecrets(context, name string, secret *secretv1.Secret) error {
+func (h *Home) changeSecrets(context, name string, secret *secretv1.Secret) (err error) {
+	if err := os.MkdirAll(filepath.Join(h.dir, contextsDir), dirMode); err != nil {
+		return fmt.Errorf("note secret %s: %w", name, err)
+	}
+	unlock, err := lock(h.secretsFile(context) + ".lock")
+	if err != nil {
+		return fmt.Errorf("note secret %s: %w", name, err)
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
 	have, err := h.Secrets(context)
 	if err != nil {
 		return err
@@ -56,11 +65,21 @@ func (h *Home) changeSecrets(context, name string, secret *secretv1.Secret) erro
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Join(h.dir, contextsDir), dirMode); err != nil {
-		return fmt.Errorf("note secret %s: %w", name, err)
-	}
 	if err := replace(h.secretsFile(context), data); err != nil {
 		return fmt.Errorf("note secret %s: %w", name, err)
 	}
 	return nil
+}
+
+// lock waits until no other millctl changes what a file of this name stands for,
+// and keeps others from it until unlock is called.
+func lock(file string) (unlock func() error, err error) {
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", file, err), f.Close())
+	}
+	return f.Close, nil
 }
