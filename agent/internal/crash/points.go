@@ -138,6 +138,7 @@ func hosts() []Info {
 		{"host.container.start.before", Agent, Within, "before the shim of a container is started"},
 		{"host.container.start.made", Agent, Within, "after its process was made, before it runs"},
 		{"host.container.leftover.before", Agent, Within, "before what a start has left in its way is removed"},
+		{"host.container.leftover.mounted", Agent, Within, "before what is mounted there is unmounted"},
 		{"host.container.leftover.after", Agent, Within, "after it is"},
 		{"host.container.start.after", Agent, Within, "after its process was started"},
 		{"host.container.remove.stopped", Agent, Within, "after a container has ended, before it is deleted"},

@@ -72,6 +72,7 @@ func (r *Runtime) unmountBelow(ctx context.Context, dir string) error {
 		if i < 0 {
 			return nil
 		}
+		crash.Point("host.container.leftover.mounted")
 		if err := r.cfg.Units.StopUnit(ctx, unit.UnitNamePathEscape(table[i].Target)+".mount"); err != nil {
 			return fmt.Errorf("unmount what a start has left: %w", err)
 		}
