@@ -143,6 +143,10 @@ type SlurmChanger interface {
 	// as it is; for one that is drained for another reason the error wraps
 	// [ErrNotOurs] and names it.
 	ResumeSlurmNode(ctx context.Context, ref SlurmRef, owner string) error
+	// ReviveSlurmNode is ResumeSlurmNode for a node that was rebooted for the owner:
+	// one that is down as well, under the same reason, is up again. A controller
+	// whose ReturnToService is not 2 has such a node as down.
+	ReviveSlurmNode(ctx context.Context, ref SlurmRef, owner string) error
 	// DeleteSlurmNode has the controller forget a dynamic node, if it knows it.
 	// Its slurmd must not run, since it would not come back by itself.
 	DeleteSlurmNode(ctx context.Context, ref SlurmRef) error

@@ -171,7 +171,12 @@ func (s returnSlurm) Apply(ctx context.Context, h host.Host) ([]byte, error) {
 	if err := s.registered(n); err != nil {
 		return nil, tasks.Wait(&tasks.ReasonError{Reason: tasks.ReasonSlurmNotRegistered, Err: err})
 	}
-	if err := endDrain(ctx, h, s.ref(), s.args.GetOwner()); err != nil {
+	if s.args.GetRebooted() && n.Is("DOWN") && n.DrainedBy(s.args.GetOwner()) {
+		err = h.ReviveSlurmNode(ctx, s.ref(), s.args.GetOwner())
+	} else {
+		err = endDrain(ctx, h, s.ref(), s.args.GetOwner())
+	}
+	if err != nil {
 		return nil, noAnswer(err)
 	}
 	return nil, nil
@@ -183,12 +188,8 @@ func (s returnSlurm) registered(n host.SlurmNode) error {
 	if !s.args.GetRebooted() || !n.Known || !n.DrainedBy(s.args.GetOwner()) {
 		return nil
 	}
-	state := strings.Join(n.States, "+")
-	switch {
-	case n.SlurmdStart.IsZero() || n.SlurmdStart.Unix() == s.args.GetSlurmdStart() || n.Is("NOT_RESPONDING"):
-		return fmt.Errorf("node %s is %s, and its slurmd has not registered since the reboot: %w", n.Name, state, tasks.ErrNotSatisfied)
-	case n.Is("DOWN"):
-		return fmt.Errorf("node %s is %s since the reboot: scontrol update nodename=%s state=resume brings it back, and ReturnToService=2 would have: %w", n.Name, state, n.Name, tasks.ErrNotSatisfied)
+	if n.SlurmdStart.IsZero() || n.SlurmdStart.Unix() == s.args.GetSlurmdStart() || n.Is("NOT_RESPONDING") {
+		return fmt.Errorf("node %s is %s, and its slurmd has not registered since the reboot: %w", n.Name, strings.Join(n.States, "+"), tasks.ErrNotSatisfied)
 	}
 	return nil
 }

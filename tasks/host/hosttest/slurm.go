@@ -69,6 +69,9 @@ func (e suite) slurmDrain(t *testing.T, ref host.SlurmRef) {
 	if err := h.ResumeSlurmNode(ctx, ref, stranger); !errors.Is(err, host.ErrNotOurs) {
 		t.Errorf("resume of another's drain: %v", err)
 	}
+	if err := h.ReviveSlurmNode(ctx, ref, stranger); !errors.Is(err, host.ErrNotOurs) {
+		t.Errorf("revival under another's drain: %v", err)
+	}
 	if n := e.slurmNode(t, ref); n.Reason != drained.Reason || !n.Drained() {
 		t.Errorf("after a stranger tried: %+v", n)
 	}
@@ -76,7 +79,7 @@ func (e suite) slurmDrain(t *testing.T, ref host.SlurmRef) {
 		t.Errorf("a job on a drained node: %v", err)
 	}
 	for range 2 {
-		must(t, h.ResumeSlurmNode(ctx, ref, owner))
+		must(t, h.ReviveSlurmNode(ctx, ref, owner)) // it is not down
 	}
 	if n := e.slurmNode(t, ref); n.Drained() {
 		t.Errorf("resumed: %+v", n)

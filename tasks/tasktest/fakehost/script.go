@@ -43,6 +43,7 @@ import (
 //	slurm node|static NAME STATES [GRES [REASON]]               slurm skew DURATION
 //	slurm job NODE ID USER STATE [DURATION]: it ends after that
 //	slurm nojob NODE                 slurm slurmd VERSION
+//	slurm noreturn: nodes that were rebooted are down, as with ReturnToService=0
 //	slurm forget NODE                slurm drain NODE REASON    slurm memory MIB
 //	slurm nojobs REASON: none is run slurm device PATH: one that must be there
 //	disk NAME SERIAL|-              loop NAME FILE              blank NAME

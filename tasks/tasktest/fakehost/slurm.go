@@ -31,6 +31,9 @@ type cluster struct {
 	memKey  string        // the key that munged has in memory
 	skew    time.Duration // of munged's clock
 	badJobs string        // why no job runs
+	// noReturn has nodes down when they come back from a reboot.
+	noReturn bool
+	boot     int // in which the node has registered
 	// disturbed are the jobs that ran while something was done that disturbs them.
 	disturbed []string
 	uses      []string // JOB TARGET
@@ -225,6 +228,15 @@ func (n *Node) startSlurm(unit string) error {
 	return nil
 }
 
+// up ends the down state of a node.
+func (s *cluster) up(node host.SlurmNode) {
+	node.States = slices.Clone(node.States)
+	if i := slices.Index(node.States, "DOWN"); i >= 0 {
+		node.States[i] = "IDLE"
+	}
+	s.nodes[node.Name] = node
+}
+
 const fakeGresConf = "/run/slurm/conf/gres.conf"
 
 func (s *cluster) tooNew() bool { return s.slurmd.Version > s.version }
@@ -260,6 +272,10 @@ func (n *Node) register(options string) {
 	if n.missingDevice() {
 		return
 	}
+	if known && s.noReturn && s.boot != n.boot {
+		node.States[0] = "DOWN"
+	}
+	s.boot = n.boot
 	// By the second, as Slurm keeps it; each boot takes one.
 	node.Version, node.SlurmdStart = s.slurmd.Version, time.Now().UTC().Truncate(time.Second).Add(time.Duration(n.boot-1)*time.Second)
 	s.nodes[slurmSelf] = node

@@ -40,6 +40,8 @@ func (n *Node) doSlurm(what string, a []string) error {
 		return err
 	case what == "key" && len(a) == 1:
 		s.key = a[0]
+	case what == "noreturn" && len(a) == 0:
+		s.noReturn = true
 	case what == "down" && len(a) == 0:
 		s.down = true
 	case what == "up" && len(a) == 0:
@@ -143,6 +145,15 @@ func (v *view) DrainSlurmNode(ctx context.Context, ref host.SlurmRef, owner, tex
 
 func (v *view) ResumeSlurmNode(ctx context.Context, ref host.SlurmRef, owner string) error {
 	return change(ctx, v, "ResumeSlurmNode", slurmName(ref), func() error { return v.n.resumeSlurm(ref, owner) })
+}
+
+func (v *view) ReviveSlurmNode(ctx context.Context, ref host.SlurmRef, owner string) error {
+	return change(ctx, v, "ReviveSlurmNode", slurmName(ref), func() error {
+		if node := v.n.slurm.nodes[slurmName(ref)]; node.DrainedBy(owner) && v.n.ask("scontrol") == nil {
+			v.n.slurm.up(node)
+		}
+		return v.n.resumeSlurm(ref, owner)
+	})
 }
 
 func (v *view) DeleteSlurmNode(ctx context.Context, ref host.SlurmRef) error {

@@ -42,6 +42,19 @@ func (c *Client) ResumeSlurmNode(ctx context.Context, ref host.SlurmRef, owner s
 	return c.update(ctx, ref, "resume", "update", "nodename="+n.Name, "state=undrain")
 }
 
+// ReviveSlurmNode implements host.SlurmChanger. The controller keeps the reason of
+// a drain when it sets the node down.
+func (c *Client) ReviveSlurmNode(ctx context.Context, ref host.SlurmRef, owner string) error {
+	n, err := c.known(ctx, ref)
+	if err != nil {
+		return err
+	}
+	if !n.DrainedBy(owner) || !n.Is("DOWN") {
+		return c.ResumeSlurmNode(ctx, ref, owner)
+	}
+	return c.update(ctx, ref, "revive", "update", "nodename="+n.Name, "state=resume")
+}
+
 // DeleteSlurmNode implements host.SlurmChanger.
 func (c *Client) DeleteSlurmNode(ctx context.Context, ref host.SlurmRef) error {
 	n, err := c.SlurmNode(ctx, ref)
