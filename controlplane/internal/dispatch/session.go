@@ -291,8 +291,6 @@ func (d *Dispatcher) handle(ctx context.Context, s *session, m *agentv1.SessionR
 	case *agentv1.SessionRequest_Credits:
 		s.want(func() { s.credits, s.assignDue = min(p.Credits.GetCredits(), maxCredits), true })
 		return nil
-	case *agentv1.SessionRequest_Health:
-		return nil // what is not read may be lost
 	}
 	return status.Error(codes.InvalidArgument, "this message does not belong here in a session")
 }
