@@ -101,6 +101,7 @@ func (h *health) gpus() *taskv1.Condition {
 		c.Status = taskv1.ConditionStatus_CONDITION_STATUS_TRUE
 	case healthv1.State_STATE_RAISED:
 		c.Status = taskv1.ConditionStatus_CONDITION_STATUS_FALSE
+	default: // nobody knows
 	}
 	return c
 }

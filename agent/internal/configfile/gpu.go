@@ -66,7 +66,7 @@ func overrides(path string) ([]xid.Override, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer r.Close() //nolint:errcheck // it was only read
+	defer r.Close()
 	var f struct {
 		XIDs []xid.Override `yaml:"xids"`
 	}

@@ -1,7 +1,6 @@
 package health
 
 import (
-	"fmt"
 	"strings"
 
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
@@ -88,6 +87,7 @@ func (e *engine) status(s *gpuv1.DriverStatus, t moment) {
 	switch s.GetState() {
 	case gpuv1.DriverState_DRIVER_STATE_UNSPECIFIED, gpuv1.DriverState_DRIVER_STATE_STARTING, gpuv1.DriverState_DRIVER_STATE_QUIESCED:
 		return // nothing new is known
+	default:
 	}
 	found := false
 	for _, r := range driverRules() {
@@ -156,6 +156,3 @@ func (e *engine) kernelLog(err error, t moment) {
 		}
 	}
 }
-
-// gpuName names a GPU for people.
-func gpuName(index uint32, uuid string) string { return fmt.Sprintf("GPU %d (%s)", index, uuid) }

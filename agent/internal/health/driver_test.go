@@ -171,18 +171,23 @@ func TestCost(t *testing.T) {
 	}
 	pid := int(st.Clients[0].PID)
 	self, theirs, begin := used(t, os.Getpid()), used(t, pid), time.Now()
-	cycles, calls := 0, map[gpuv1.Tier]uint32{}
+	cycles, calls, most := 0, map[gpuv1.Tier]uint32{}, map[gpuv1.Tier]uint32{}
 	for last := int64(0); cycles < 24; {
-		changed := b.Monitor.Changed()
+		changed := b.Changed()
 		if r := b.Report(cycles%slowEach == 0); r.GetSample().GetReadAt().AsTime().UnixNano() != last {
 			last = r.GetSample().GetReadAt().AsTime().UnixNano()
 			cycles++
-			calls[r.GetSample().GetTier()] = max(calls[r.GetSample().GetTier()], r.GetSample().GetCalls())
+			tier, n := r.GetSample().GetTier(), r.GetSample().GetCalls()
+			if calls[tier] == 0 || n < calls[tier] {
+				calls[tier] = n // a wait for events beside it counts too
+			}
+			most[tier] = max(most[tier], n)
 		}
 		<-changed
 	}
-	if calls[gpuv1.Tier_TIER_FAST] != 73 || calls[gpuv1.Tier_TIER_SLOW] != 305 {
-		t.Errorf("calls of a cycle: %v", calls)
+	// Beside a sample at most the set of events is made: 2 calls for each GPU and 4.
+	if calls[gpuv1.Tier_TIER_FAST] != 73 || calls[gpuv1.Tier_TIER_SLOW] != 305 || most[gpuv1.Tier_TIER_FAST] > 73+20 || most[gpuv1.Tier_TIER_SLOW] > 305+20 {
+		t.Errorf("calls of a cycle: %v to %v", calls, most)
 	}
 	if d := time.Since(begin); d < 20*every {
 		t.Errorf("24 cycles of %v in %v", every, d)

@@ -60,7 +60,7 @@ func (s *script) event(kind, data uint64) {
 // tell returns the edges that are due, and takes them for durable.
 func (s *script) tell() []*healthv1.HealthEdge {
 	out := s.edges()
-	s.engine.told(out)
+	s.told(out)
 	return out
 }
 
@@ -202,9 +202,7 @@ func TestHowXIDsEnd(t *testing.T) {
 	}
 	s.event(8, 79)
 	var known Known
-	for _, edge := range s.tell() {
-		known.Edges = append(known.Edges, edge)
-	}
+	known.Edges = s.tell()
 	known.Cursor = Cursor{"boot-1", 7}
 	after := newScript(t, func(c *Config) { c.BootID = "boot-2" })
 	after.restore(known, after.at(0))

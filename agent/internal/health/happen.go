@@ -104,6 +104,7 @@ func (e *engine) xid(h happening, t moment) {
 			severity, action = fatal, resetGPU
 		case kernel.NonFatal:
 			severity, action = warning, none
+		case kernel.Unsaid: // the table says it
 		}
 	}
 	if row.DriverDecides && h.line != nil && h.line.Recovery >= 0 && h.at.uuid != "" {
@@ -282,6 +283,7 @@ func severityOf(s xid.Severity) healthv1.Severity {
 
 func actionOf(a xid.Action) healthv1.Action {
 	switch a {
+	case xid.None:
 	case xid.RestartApp:
 		return healthv1.Action_ACTION_RESTART_APP
 	case xid.UpdateSoftware:

@@ -100,7 +100,7 @@ func TestKills(t *testing.T) {
 			case 2: // the disk refuses
 			default:
 				journal.tell(s.engine, edges)
-				s.engine.told(edges)
+				s.told(edges)
 			}
 		}
 		s.sampled(10*time.Second, hotter(40))

@@ -54,8 +54,9 @@ func (e *engine) concerned() bool {
 			}
 		}
 		return false
+	default:
+		return true
 	}
-	return true
 }
 
 // Ready is whether work that needs the node's GPUs should come to it.

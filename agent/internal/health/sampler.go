@@ -151,6 +151,7 @@ func (m *Monitor) known() bool {
 		return false
 	case gpuv1.DriverState_DRIVER_STATE_OK:
 		return m.engine.inventory != nil
+	default:
+		return true
 	}
-	return true
 }

@@ -35,7 +35,7 @@ func withDir(m *testing.M) int {
 	if err != nil {
 		panic(err)
 	}
-	defer os.RemoveAll(dir)
+	defer os.RemoveAll(dir) //nolint:errcheck // what stays is in the directory for temporary files
 	if err := os.Setenv(built, dir); err != nil {
 		panic(err)
 	}
@@ -161,7 +161,7 @@ func newBench(t *testing.T, v fakenvml.Variant, change func(*health.Config), pro
 	b.Monitor = health.New(cfg)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{b.gpus.Run, b.Monitor.Run} {
+	for _, run := range []func(context.Context) error{b.gpus.Run, b.Run} {
 		running.Go(func() {
 			if err := run(ctx); err != nil {
 				t.Errorf("run: %v", err)
@@ -196,7 +196,7 @@ func (b *bench) await(what string, fits func(*healthv1.HealthReport) bool) *heal
 	limit := time.NewTimer(20 * time.Second)
 	defer limit.Stop()
 	for {
-		changed := b.Monitor.Changed()
+		changed := b.Changed()
 		r := b.Report(true)
 		if r != nil && fits(r) {
 			return r
