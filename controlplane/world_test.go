@@ -30,6 +30,7 @@ import (
 	systemv1 "github.com/gpuaas/millwright/proto/millwright/system/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks/all"
+	"github.com/gpuaas/millwright/test/relisten"
 )
 
 // patience is how long a test waits for what must come.
@@ -137,7 +138,7 @@ func (w *world) start() {
 
 func (w *world) listen(addr string) net.Listener {
 	w.t.Helper()
-	return must(new(net.ListenConfig).Listen(context.Background(), "tcp", addr))(w.t)
+	return relisten.Listen(w.t, addr)
 }
 
 // shut stops the server and checks that it ended well.

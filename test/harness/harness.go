@@ -39,6 +39,7 @@ import (
 	"github.com/gpuaas/millwright/tasks/all"
 	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
 	"github.com/gpuaas/millwright/test/invariants/check"
+	"github.com/gpuaas/millwright/test/relisten"
 )
 
 const trustDomain = "example.org"
@@ -321,7 +322,7 @@ func (c *Cluster) until(what string, ok func(context.Context) (bool, error)) {
 
 func listen(t *testing.T, address string) net.Listener {
 	t.Helper()
-	return must(new(net.ListenConfig).Listen(t.Context(), "tcp", address))(t)
+	return relisten.Listen(t, address)
 }
 
 // run runs f until stop is called, or the test ends. Its error fails the test.

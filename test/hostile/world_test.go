@@ -3,7 +3,6 @@ package hostile_test
 import (
 	"crypto/sha256"
 	"fmt"
-	"net"
 	"os"
 	"testing"
 	"time"
@@ -20,6 +19,7 @@ import (
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/test/harness"
 	"github.com/gpuaas/millwright/test/hostile"
+	"github.com/gpuaas/millwright/test/relisten"
 )
 
 const program = "/usr/bin/work"
@@ -56,10 +56,7 @@ func newWorld(t *testing.T) *world {
 // serve puts a hostile server with an empty store in the server's place.
 func (w *world) serve(epoch uint64) *hostile.Server {
 	w.t.Helper()
-	l, err := new(net.ListenConfig).Listen(w.t.Context(), "tcp", w.c.Address())
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	l := relisten.Listen(w.t, w.c.Address())
 	return hostile.Serve(w.t, l, w.c.Identity(pki.RoleServer, "stolen"), harness.TrustDomain, epoch)
 }
 

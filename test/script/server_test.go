@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"os"
 	"strconv"
 	"sync"
@@ -26,6 +25,7 @@ import (
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/all"
+	"github.com/gpuaas/millwright/test/relisten"
 )
 
 // server is a control plane in memory with nodes that do what a transcript
@@ -150,10 +150,7 @@ func (s *server) serve() error {
 	if address == "" {
 		address = "127.0.0.1:0"
 	}
-	l, err := new(net.ListenConfig).Listen(s.t.Context(), "tcp", address)
-	if err != nil {
-		return err
-	}
+	l := relisten.Listen(s.t, address)
 	s.address = l.Addr().String()
 	config := pki.TLS{Source: s.identity, TrustDomain: s.root.TrustDomain()}.Server()
 	s.running = grpc.NewServer(grpc.Creds(credentials.NewTLS(config)),

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -25,6 +24,7 @@ import (
 	"github.com/gpuaas/millwright/pki/pkitest"
 	"github.com/gpuaas/millwright/pki/trustroot"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
+	"github.com/gpuaas/millwright/test/relisten"
 )
 
 const nodeName = "gpu-001"
@@ -56,10 +56,7 @@ func newAuthority(t *testing.T) *authority {
 // start serves until the test ends or stop is called.
 func (a *authority) start(t *testing.T, addr string) (stop func()) {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := relisten.Listen(t, addr)
 	a.addr = l.Addr().String()
 	g := grpc.NewServer(grpc.Creds(credentials.NewTLS(a.cluster.TLS(t, pki.RoleServer, "one").Server())))
 	agentv1.RegisterEnrolmentServiceServer(g, a)

@@ -3,7 +3,7 @@
 package journal_lost
 
 import (
-	"net"
+	"github.com/gpuaas/millwright/test/relisten"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -214,10 +214,7 @@ func (l *lost) deliverAgain() {
 	if err := l.c.StopServer(l.t.Context()); err != nil {
 		l.t.Fatal(err)
 	}
-	listener, err := new(net.ListenConfig).Listen(l.t.Context(), "tcp", l.c.Address())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	listener := relisten.Listen(l.t, l.c.Address())
 	server := hostile.Serve(l.t, listener, l.identity(pki.RoleServer, "stolen"), cluster.TrustDomain, 1000)
 	session := server.Next()
 	for _, r := range l.delivered {

@@ -5,9 +5,9 @@ import (
 	"crypto/md5"
 	"encoding/xml"
 	"fmt"
+	"github.com/gpuaas/millwright/test/relisten"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -34,10 +34,7 @@ type object struct {
 // serve starts the store at address until stop is called or the test ends.
 func (s *store) serve(t *testing.T, address string) (stop func()) {
 	t.Helper()
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := relisten.Listen(t, address)
 	server := &http.Server{Handler: s, ReadHeaderTimeout: 10 * time.Second}
 	var done sync.WaitGroup
 	done.Go(func() { _ = server.Serve(listener) }) // it ends with stop
