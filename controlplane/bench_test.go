@@ -97,7 +97,7 @@ func rss(b *testing.B, pid int) int {
 }
 
 // enrol makes hosts of a server that is stopped, without its limit on joins.
-func enrol(b *testing.B, w *world, n int) []*host {
+func enrol(b testing.TB, w *world, n int) []*host {
 	b.Helper()
 	authority := must(ca.Load(filepath.Join(w.cfg.StateDir, "ca"), ca.Config{TrustDomain: pkitest.TrustDomain}))(b)
 	db := must(boltstore.Open(filepath.Join(w.cfg.StateDir, "store.db")))(b)
