@@ -3,7 +3,6 @@
 package journal_lost
 
 import (
-	"github.com/gpuaas/millwright/test/relisten"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"github.com/gpuaas/millwright/test/cluster"
 	"github.com/gpuaas/millwright/test/cluster/clustertest"
 	"github.com/gpuaas/millwright/test/hostile"
+	"github.com/gpuaas/millwright/test/relisten"
 )
 
 const (

@@ -5,7 +5,6 @@ import (
 	"crypto/md5"
 	"encoding/xml"
 	"fmt"
-	"github.com/gpuaas/millwright/test/relisten"
 	"io"
 	"maps"
 	"net/http"
@@ -14,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/gpuaas/millwright/test/relisten"
 )
 
 // store is an object store in memory that speaks as much of S3, with the bucket
