@@ -34,7 +34,7 @@ var required = []suite{
 	},
 	{
 		name: "harness", about: "server and agents in one process, with restarts and cuts",
-		packages: []string{"./test/harness/..."}, race: true, timeout: 10 * time.Minute,
+		packages: []string{"./test/harness/...", "./test/relisten"}, race: true, timeout: 10 * time.Minute,
 	},
 	{
 		name: "fakenvml", about: "the stand-in for the driver's library, through go-nvml: values, events, faults, MIG, older drivers",
@@ -135,6 +135,10 @@ var required = []suite{
 	{
 		name: "e2e/slurm", about: "nodes join the cluster of a real controller with one signature, run jobs, reboot, leave; each cause fails and is undone",
 		packages: []string{"./test/e2e/slurm"}, timeout: 15 * time.Minute,
+	},
+	{
+		name: "e2e/gpu", about: "nodes with eight GPUs: faults, a driver that fails in each way, kills, five minutes without network; told once, and clear",
+		packages: []string{"./test/e2e/gpu"}, timeout: 15 * time.Minute,
 	},
 	{
 		name: "e2e/safe_mode", about: "a state that is locked: a session and no work; one that is damaged: set aside, held, never run again",

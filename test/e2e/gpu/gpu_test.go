@@ -1,0 +1,307 @@
+// Package gpu shows GPU health on real nodes, over a stand-in for the driver's
+// library.
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/test/cluster/clustertest"
+	"github.com/gpuaas/millwright/test/fakenvml"
+)
+
+const (
+	raised = healthv1.State_STATE_RAISED
+	ok     = healthv1.State_STATE_OK
+	// patience is long enough for a machine that does other things too.
+	patience = time.Minute
+	kmsg     = "/run/fakenvml/kmsg"
+	library  = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+)
+
+func TestGPU(t *testing.T) {
+	c := clustertest.Up(t, clustertest.Config{Nodes: 4})
+	lib, err := fakenvml.Build(t.Context(), fakenvml.Variant{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []string{"n1", "n2", "n3", "n4"} {
+		equip(t, c, n, lib)
+	}
+	t.Run("cluster", func(t *testing.T) {
+		for name, story := range map[string]func(*testing.T, *node){"faults": faults, "driver": drivers, "killed": killed, "cut": cut} {
+			on := map[string]string{"faults": "n1", "driver": "n2", "killed": "n3", "cut": "n4"}[name]
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				story(t, &node{t: t, Cluster: c.With(t), name: on})
+			})
+		}
+	})
+}
+
+// equip gives a node the stand-in where a driver's library is, with eight GPUs,
+// and has its agent look after them.
+func equip(t *testing.T, c *clustertest.Cluster, name string, lib *fakenvml.Library) {
+	t.Helper()
+	for from, to := range map[string]string{"libnvidia-ml.so.1": library, "fakenvml-state": "/usr/local/bin/fakenvml-state"} {
+		b, err := os.ReadFile(filepath.Join(lib.Dir, from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Machine(name).WriteFile(t.Context(), to, b, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Sh(name, `mkdir -p /run/fakenvml; : > `+kmsg+`; fakenvml-state create `+strings.Repeat("H100 ", 8)+`
+printf 'gpu:\n  mode: on\n  period: 1s\n  slow_period: 2s\n  kernel_log: `+kmsg+`\n' >> /etc/millwright/agent.yaml
+systemctl restart millwrightd`)
+}
+
+// node is a node with GPUs.
+type node struct {
+	*clustertest.Cluster
+	t    *testing.T
+	name string
+}
+
+func (n *node) sh(line string) string { n.t.Helper(); return n.Sh(n.name, line) }
+
+// set changes values of a GPU, or of the node.
+func (n *node) set(of, values string) { n.t.Helper(); n.sh("fakenvml-state set " + of + " " + values) }
+
+// logs writes lines of the kernel's log about a GPU.
+func (n *node) logs(gpu string, xids ...int) {
+	n.t.Helper()
+	var b strings.Builder
+	for _, xid := range xids {
+		fmt.Fprintf(&b, "4,1,1,-;NVRM: Xid (PCI:%s): %d, pid=7, name=train, words\n", gpu, xid)
+	}
+	n.sh("cat >> " + kmsg + " <<'EOF'\n" + b.String() + "EOF")
+}
+
+func (n *node) millctl(args ...string) string {
+	n.t.Helper()
+	out, err := n.Millctl(n.t.Context(), args...)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return string(out.Stdout)
+}
+
+// read reads what millctl says as JSON.
+func (n *node) read(m proto.Message, args ...string) {
+	n.t.Helper()
+	if err := protojson.Unmarshal([]byte(n.millctl(append(args, "-o", "json")...)), m); err != nil {
+		n.t.Fatalf("%v: %v", args, err)
+	}
+}
+
+// gpus are those of the node, as the server has them.
+func (n *node) gpus() []*healthv1.GpuHealth {
+	n.t.Helper()
+	var list healthv1.ListGpusResponse
+	n.read(&list, "gpu", "list", "-n", n.name)
+	return list.GetGpus()
+}
+
+// well reports whether all eight are.
+func (n *node) well() bool {
+	n.t.Helper()
+	gpus := n.gpus()
+	for _, g := range gpus {
+		if g.GetState() != ok {
+			return false
+		}
+	}
+	return len(gpus) == 8
+}
+
+// await polls until the node's health is as it should be.
+func (n *node) await(what string, is func() bool) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-ctx.Done():
+			n.t.Fatalf("%s: not within %v: %s", what, patience, n.millctl("health", "get", n.name))
+		case <-tick.C:
+		}
+	}
+}
+
+// state is that of a condition of a GPU.
+func (n *node) state(gpu int, code string) healthv1.State {
+	n.t.Helper()
+	for _, g := range n.gpus() {
+		if int(g.GetIndex()) != gpu || g.Index == nil {
+			continue
+		}
+		for _, c := range g.GetConditions() {
+			if c.GetCondition().GetCode() == code {
+				return c.GetCondition().GetState()
+			}
+		}
+		return ok
+	}
+	return healthv1.State_STATE_UNSPECIFIED
+}
+
+// place is where a GPU is, as the driver's lines name it.
+func (n *node) place(gpu int) string {
+	n.t.Helper()
+	return strings.TrimSuffix(n.gpus()[gpu].GetPciBusId(), ".0")
+}
+
+// faults: what breaks shows, is explained, and clears.
+func faults(t *testing.T, n *node) {
+	n.await("eight GPUs are well", n.well)
+	for i, g := range n.gpus() {
+		if int(g.GetIndex()) != i || g.GetModel() == "" || !strings.HasPrefix(g.GetUuid(), "GPU-") || g.GetSample().GetGpuCelsius() == 0 {
+			t.Errorf("GPU %d is %v", i, g)
+		}
+	}
+	n.set("3", "temperature=99")
+	n.await("GPU 3 is too hot", func() bool { return n.state(3, "gpu.temperature") == raised })
+	said := n.millctl("gpu", "get", n.name+"/3")
+	for _, words := range []string{"GPU is too hot", "99", "means:", "do: look at the cooling"} {
+		if !strings.Contains(said, words) {
+			t.Errorf("gpu get does not say %q:\n%s", words, said)
+		}
+	}
+	n.set("3", "temperature=40")
+	n.await("GPU 3 is well again", n.well)
+	n.logs(n.place(5), 79)
+	n.await("GPU 5 is off the bus", func() bool { return n.state(5, "gpu.xid.79") == raised })
+	if got := n.millctl("node", "get", n.name); !strings.Contains(got, "GPUReady") {
+		t.Errorf("the node says\n%s", got)
+	}
+	if said := n.millctl("gpu", "get", n.name+"/5"); !strings.Contains(said, "gpu.xid.79") || !strings.Contains(said, "millctl task run system.reboot -n "+n.name) {
+		t.Errorf("gpu get says\n%s", said)
+	}
+}
+
+// drivers: each way in which the driver fails is told by its condition within a few periods;
+// the agent is the same process, and a task runs meanwhile.
+func drivers(t *testing.T, n *node) {
+	n.await("eight GPUs are well", n.well)
+	pid := n.sh("systemctl show -P MainPID millwrightd")
+	child := "kill $(pgrep -x millwright-gpu)"
+	for _, tc := range []struct{ name, code, damage, mend string }{
+		{"a query hangs", "node.driver_unresponsive", "printf 'call=nvmlDeviceGetTemperature sleep=inf\\n' > /run/fakenvml/state.faults", "rm /run/fakenvml/state.faults"},
+		{"Init hangs", "node.driver_unresponsive", "printf 'call=nvmlInit_v2 sleep=inf\\n' > /run/fakenvml/state.faults; " + child, "rm /run/fakenvml/state.faults"},
+		{"a crash", "node.driver_crashed", "printf 'call=nvmlDeviceGetTemperature signal=11\\n' > /run/fakenvml/state.faults", "rm /run/fakenvml/state.faults"},
+		{"a symbol is missing", "node.symbol_missing", "printf 'call=nvmlDeviceGetTemperature exit=127\\n' > /run/fakenvml/state.faults", "rm /run/fakenvml/state.faults"},
+		{"library and driver differ", "node.driver_mismatch", "fakenvml-state set node library_mismatch=1; " + child, "fakenvml-state set node library_mismatch=0"},
+		{"no library", "node.library_missing", "mv " + library + " /root/lib; ldconfig; " + child, "mv /root/lib " + library + "; ldconfig"},
+		{"a GPU is lost", "gpu.lost", "fakenvml-state set 6 lost=1", "fakenvml-state set 6 lost=0; " + child},
+	} {
+		begin := time.Now()
+		n.sh(tc.damage)
+		n.await(tc.name+" is told", func() bool { return n.conditions()[tc.code] == raised })
+		t.Logf("%s: %s after %v", tc.name, tc.code, time.Since(begin).Round(100*time.Millisecond))
+		if task := n.Do("system.command", n.name, "argv: [/bin/true]\n"); task.GetState() != taskv1.TaskState_TASK_STATE_SUCCEEDED {
+			t.Errorf("%s: a task meanwhile is %s: %s", tc.name, task.GetState(), task.GetMessage())
+		}
+		n.sh(tc.mend)
+		n.await(tc.name+", mended, all is well", n.well)
+	}
+	if got := n.sh("systemctl show -P MainPID millwrightd"); got != pid {
+		t.Errorf("the agent is process %s, and was %s", got, pid)
+	}
+}
+
+// conditions are the node's and its GPUs', by code: raised when any is.
+func (n *node) conditions() map[string]healthv1.State {
+	n.t.Helper()
+	states := make(map[string]healthv1.State)
+	var h healthv1.NodeHealth
+	n.read(&h, "health", "get", n.name)
+	for _, c := range h.GetConditions() {
+		if code := c.GetCondition().GetCode(); states[code] != raised {
+			states[code] = c.GetCondition().GetState()
+		}
+	}
+	return states
+}
+
+// once asks that each XID was raised exactly once, and counted as often as it was
+// logged, in the server's history of the node.
+func (n *node) once(xids ...int) {
+	n.t.Helper()
+	for _, xid := range xids {
+		code := fmt.Sprintf("gpu.xid.%d", xid)
+		n.await(code+" is raised", func() bool { return n.conditions()[code] == raised })
+	}
+	times := make(map[string]int)
+	var history healthv1.ListHealthChangesResponse
+	n.read(&history, "health", "history", n.name)
+	for _, change := range history.GetChanges() {
+		if c := change.GetEdge().GetCondition(); c.GetState() == raised {
+			times[c.GetCode()]++
+			if c.GetCount() != 1 {
+				n.t.Errorf("%s is counted %d times", c.GetCode(), c.GetCount())
+			}
+		}
+	}
+	for _, xid := range xids {
+		if got := times[fmt.Sprintf("gpu.xid.%d", xid)]; got != 1 {
+			n.t.Errorf("XID %d was raised %d times in the history", xid, got)
+		}
+	}
+}
+
+// killed: agent, millwright-gpu and server are killed while XIDs come.
+func killed(t *testing.T, n *node) {
+	n.await("eight GPUs are well", n.well)
+	place := n.place(2)
+	n.logs(place, 79)
+	n.sh("systemctl kill -s KILL --kill-whom=main millwrightd")
+	n.logs(place, 95)
+	n.sh("pkill -KILL -x millwright-gpu || true")
+	n.logs(place, 119)
+	n.once(79, 95, 119)
+	n.logs(place, 62)
+	if err := n.KillServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.logs(place, 64)
+	if err := n.StartServer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.logs(place, 110)
+	n.once(79, 95, 119, 62, 64, 110)
+}
+
+// cut: five minutes without a network.
+func cut(t *testing.T, n *node) {
+	n.await("eight GPUs are well", n.well)
+	place := n.place(7)
+	n.logs(place, 79)
+	if err := n.Machine(n.name).Cut(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.logs(place, 95, 119)
+	n.await("the node is away", func() bool { return n.gpus()[0].GetReason() == "NODE_AWAY" })
+	select {
+	case <-t.Context().Done():
+	case <-time.After(5 * time.Minute):
+	}
+	n.logs(place, 62)
+	if err := n.Machine(n.name).Heal(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.once(79, 95, 119, 62)
+}
