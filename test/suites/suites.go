@@ -10,15 +10,15 @@ var required = []suite{
 	},
 	{
 		name: "unit", about: "every package by itself, with the race detector", race: true,
-		packages: []string{"./...", "-test"}, timeout: 15 * time.Minute,
+		packages: []string{"./...", "-test"}, timeout: 25 * time.Minute,
 	},
 	{
 		name: "gpu", about: "millwright-gpu, the real program, hangs, crashes and lacks symbols; each condition of the GPUs on the fake library; what it costs",
 		packages: []string{"./agent/internal/gpu/...", "./agent/internal/health/...", "./test/gpucheck"}, timeout: 5 * time.Minute, // a C compiler's time when nothing is cached
 	},
 	{
-		name: "kinds", about: "every case of every kind by the real executor and journal, without the race detector: each crash, each failing call",
-		packages: []string{"./agent/internal/executor"}, timeout: 10 * time.Minute,
+		name: "kinds", about: "every case of every kind, by the real executor and journal and by the reference, without the race detector: each crash, each failing call",
+		packages: []string{"./agent/internal/executor", "./tasks/tasktest"}, timeout: 20 * time.Minute,
 	},
 	{
 		name: "store damage", about: "every kind of damage to a server's store, single bits among them, is told and harms nothing",
