@@ -132,7 +132,7 @@ func missing(u *gpuv1.Unknown) finding {
 	if words == "" {
 		words = "the driver answered with an error"
 	}
-	return finding{state: unknown, reason: reason, message: fmt.Sprintf("%s: %s (nvml%s: %d)", u.GetField(), words, u.GetFunction(), u.GetCode())}
+	return finding{state: unknown, reason: reason, message: fmt.Sprintf("%s: %s (%s: %d)", u.GetField(), words, u.GetFunction(), u.GetCode())}
 }
 
 // grew returns by how much a counter grew within span, scaled to it when it was
