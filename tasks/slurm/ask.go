@@ -28,7 +28,7 @@ var _ tasks.Asker = Asker{}
 // or its slurmd runs, or would at boot with a configuration of the site's: jobs
 // go on without their slurmd.
 func (Asker) Ask(ctx context.Context, h host.Reader, owner string, d tasks.Disturbance) (*tasks.Gate, error) {
-	member, controllers, err := membership(ctx, h)
+	member, joined, controllers, err := membership(ctx, h)
 	if err != nil || !member {
 		return nil, err
 	}
@@ -42,8 +42,11 @@ func (Asker) Ask(ctx context.Context, h host.Reader, owner string, d tasks.Distu
 		return nil, unfit("whether jobs run on node %s is not known, and a task that %s would disturb them: %v", m.HostName, d.What, err)
 	case err != nil:
 		return nil, err
-	case !n.Known:
-		return nil, nil
+	case !n.Known && joined:
+		return nil, nil // it has the host's name there, and so nothing is started on it
+	case !n.Known: // a site may give its nodes other names
+		return nil, unfit("whether jobs run on the node is not known, and a task that %s would disturb them: its slurmd runs, or would at boot, and the controller knows no node %s: "+
+			"name the node in slurm.conf as its host is named, or, if it is no member any more, systemctl disable --now %s", d.What, m.HostName, step.SlurmdUnit)
 	}
 	back := &slurmv1.SlurmReturnStep{Node: m.HostName, Controllers: controllers, Owner: owner, Rebooted: d.Reboots}
 	if d.Reboots && !n.SlurmdStart.IsZero() {
@@ -57,24 +60,25 @@ func (Asker) Ask(ctx context.Context, h host.Reader, owner string, d tasks.Distu
 	}, nil
 }
 
-// membership reports whether the node may run jobs, and whom it is to ask.
-func membership(ctx context.Context, h host.Reader) (member bool, controllers []string, err error) {
+// membership reports whether the node may run jobs, whether slurm.join made it a
+// member, and whom it is to ask.
+func membership(ctx context.Context, h host.Reader) (member, joined bool, controllers []string, err error) {
 	own, err := readOwn(ctx, h, optionsPath)
 	if err != nil {
-		return false, nil, err
+		return false, false, nil, err
 	}
 	if own != "" {
-		return true, (&survey{options: own}).controllers(), nil
+		return true, true, (&survey{options: own}).controllers(), nil
 	}
 	slurmd, err := h.Unit(ctx, step.SlurmdUnit)
 	if err != nil || active(slurmd) {
-		return err == nil, nil, err
+		return err == nil, false, nil, err
 	}
 	_, err = h.Lstat(ctx, siteConf)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil, nil
+		return false, false, nil, nil
 	}
-	return err == nil && (enabled(slurmd) || slurmd.Active == "failed"), nil, err
+	return err == nil && (enabled(slurmd) || slurmd.Active == "failed"), false, nil, err
 }
 
 // inTheWay says what a node has now.
