@@ -181,7 +181,7 @@ func (t *task) rebooted(ctx context.Context, i int, step tasks.Step) error {
 	phase := sr.GetPhase()
 	done := phase == taskv1.StepPhase_STEP_PHASE_APPLIED || phase == taskv1.StepPhase_STEP_PHASE_VERIFIED
 	again := planned.GetEffect() == taskv1.Effect_EFFECT_IDEMPOTENT || planned.GetEffect() == taskv1.Effect_EFFECT_CHECK_THEN_ACT
-	if !done || !again || sr.GetBootId() == t.e.cfg.BootID {
+	if !done || !again || sr.GetBootId() == t.e.cfg.BootID || t.gaveWay(i) {
 		return nil
 	}
 	limited, unlimit := t.reading(ctx)
@@ -200,4 +200,18 @@ func (t *task) rebooted(ctx context.Context, i int, step tasks.Step) error {
 	}
 	sr.BootId = t.e.cfg.BootID
 	return t.putStep(i)
+}
+
+// gaveWay reports whether a step asked others to give way to a reboot of the
+// plan, which has begun. No job outlives that and what keeps new ones away is
+// not on this node, so nobody is asked again: right after a boot there may be no
+// answer yet, and the step that gives the node back waits for one.
+func (t *task) gaveWay(i int) bool {
+	steps := t.plan.GetSteps()
+	for j := i + 1; j < len(steps) && steps[i].GetGate(); j++ {
+		if steps[j].GetEffect() == taskv1.Effect_EFFECT_REBOOT && undoable(t.steps[j].GetPhase()) {
+			return true
+		}
+	}
+	return false
 }

@@ -167,3 +167,31 @@ func TestRestoreWaitsForNobody(t *testing.T) {
 		n.w.want(t, map[string]int{"a": 1, "member": 1, "ask": 1, "return": 1})
 	})
 }
+
+// TestRebootAsksNobodyAgain: after a reboot that others gave way to, the manager
+// that does not answer yet is waited for by the step that gives the node back,
+// and is not asked again whether it may be rebooted.
+func TestRebootAsksNobodyAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		applied := make(chan struct{}, 1)
+		n.w.onAfter("apply r", func(ctx context.Context) error {
+			applied <- struct{}{}
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		n.accept(1, "switch.press", "@node wait:before reboot:r wait:after")
+		<-applied
+		n.halt()
+		n.w.onAfter("apply r", nil)
+		silent := func(context.Context) error { return fmt.Errorf("no answer: %w", host.ErrSlurm) }
+		n.w.on("verify before", silent)
+		n.w.on("undo before", silent)
+		n.w.on("apply after", inTheWay(n, n.clock.Boot()+5*time.Minute))
+		n.boot = "boot-2"
+		n.open()
+		n.start()
+		want(t, n.ended(1), succeeded, noUndo, "")
+		n.w.want(t, map[string]int{"before": 1, "r": 1, "after": 1})
+	})
+}
