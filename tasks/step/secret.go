@@ -46,7 +46,13 @@ func (s writeSecret) Observe(ctx context.Context, h host.Reader) ([]byte, error)
 	return nil, err
 }
 
+// Apply does not ask for a value that is in place: after a crash the control plane
+// may be away, or may have it no more, and the step must not end as one that has
+// changed nothing.
 func (s writeSecret) Apply(ctx context.Context, h host.Host) ([]byte, error) {
+	if err := SecretInPlace(ctx, h, s.args); err == nil || !errors.Is(err, tasks.ErrNotSatisfied) {
+		return nil, err
+	}
 	err := h.WriteSecret(ctx, s.args.GetPath(), host.SecretFile{
 		Secret: HostSecret(s.args.GetSecret()), Mode: fs.FileMode(s.args.GetMode()).Perm(),
 		User: s.args.GetUser(), Group: s.args.GetGroup(),
