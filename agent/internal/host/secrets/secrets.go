@@ -123,7 +123,18 @@ func (s *Store) Restore(ctx context.Context, step Step, path string) error {
 	if !there {
 		return s.cfg.Files.RemoveFile(ctx, path)
 	}
+	if s.stands(ctx, path, o) {
+		return nil
+	}
 	return s.cfg.Files.WriteOwned(ctx, path, o)
+}
+
+// stands reports whether a file is as it was kept: a write that was refused, as
+// the directory is open to others, must not be undone by another one.
+func (s *Store) stands(ctx context.Context, path string, was files.Owned) bool {
+	now, err := s.cfg.Files.ReadOwned(ctx, path, host.MaxSecret)
+	defer clear(now.Data)
+	return err == nil && now.Mode == was.Mode && now.UID == was.UID && now.GID == was.GID && subtle.ConstantTimeCompare(now.Data, was.Data) == 1
 }
 
 // keep makes durable what stands at path, unless the step has kept it before.

@@ -94,6 +94,26 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+// TestOpenDirectory writes no secret where others could put another file, and
+// undoes that by changing nothing.
+func TestOpenDirectory(t *testing.T) {
+	dir := t.TempDir()
+	open := filepath.Join(dir, "open")
+	file := filepath.Join(open, "key")
+	if err := errors.Join(os.Mkdir(open, 0o700), os.WriteFile(file, []byte("before"), 0o640), os.Chmod(open, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	store := secrets.New(secrets.Config{Dir: filepath.Join(dir, "kept"), Files: files.New(), Fetcher: server{"signed-value"}})
+	at := secrets.Step{TaskID: "t", Step: 1}
+	if err := store.Write(t.Context(), at, file, wanted(t, "signed-value")); err == nil {
+		t.Error("a secret was written where everyone could replace it")
+	}
+	if err := store.Restore(t.Context(), at, file); err != nil {
+		t.Errorf("undo of a write that was refused: %v", err)
+	}
+	is(t, file, "before", 0o640)
+}
+
 func is(t *testing.T, file, want string, mode os.FileMode) {
 	t.Helper()
 	b, err := os.ReadFile(file)
