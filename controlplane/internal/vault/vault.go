@@ -67,6 +67,9 @@ func Open(dir, keyFile string) (*Vault, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of secrets: %w", err)
 	}
+	if err := sweep(dir, filepath.Dir(keyFile)); err != nil {
+		return nil, err
+	}
 	names, err := v.files()
 	if err != nil {
 		return nil, err

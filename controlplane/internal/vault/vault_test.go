@@ -190,3 +190,27 @@ func TestKey(t *testing.T) {
 		t.Error("a new key was made")
 	}
 }
+
+// TestUnfinished: what a crash left of a write lives no longer than the next
+// start, in both directories.
+func TestUnfinished(t *testing.T) {
+	dir := t.TempDir()
+	put(t, open(t, dir), "munge", canary, false)
+	for _, sub := range []string{dir, filepath.Join(dir, "secrets")} {
+		f, err := os.CreateTemp(sub, unfinished)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if list := open(t, dir).List(); len(list) != 1 {
+		t.Errorf("secrets %v, want the one", list)
+	}
+	for _, sub := range []string{dir, filepath.Join(dir, "secrets")} {
+		if left, err := filepath.Glob(filepath.Join(sub, ".new-*")); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	}
+}
