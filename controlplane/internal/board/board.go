@@ -16,6 +16,7 @@ import (
 	"unique"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -31,6 +32,9 @@ const (
 	MaxReport = 1 << 20
 	// maxGpus is how many GPUs a node has at most.
 	maxGpus = 64
+	// maxParts is how many messages and texts a report has in its lists at most.
+	// Empty ones are two bytes each on the wire and a hundred times that in memory.
+	maxParts = 64 << 10
 	// missed is after how many periods without a report a node is stale.
 	missed = 3
 	// The period of a node that does not say it, and between which it is held.
@@ -170,6 +174,9 @@ func check(r *healthv1.HealthReport) error {
 	if n := proto.Size(r); n > MaxReport {
 		return fmt.Errorf("health report has %d bytes; at most %d are taken", n, MaxReport)
 	}
+	if n := parts(r.ProtoReflect(), maxParts); n > maxParts {
+		return fmt.Errorf("health report has more than %d parts, which are all that are taken", maxParts)
+	}
 	for what, n := range map[string]int{"inventory": len(r.GetInventory().GetGpus()), "sample": len(r.GetSample().GetGpus())} {
 		if n > maxGpus {
 			return fmt.Errorf("health report: its %s has %d GPUs; at most %d are taken", what, n, maxGpus)
@@ -187,6 +194,27 @@ func check(r *healthv1.HealthReport) error {
 		}
 	}
 	return nil
+}
+
+// parts counts what a message has in its lists, at any depth, and stops counting
+// once it is more than most.
+func parts(m protoreflect.Message, most int) (n int) {
+	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case fd.IsList():
+			list := v.List()
+			n += list.Len()
+			for i := 0; fd.Message() != nil && i < list.Len() && n <= most; i++ {
+				n += parts(list.Get(i).Message(), most-n)
+			}
+		case fd.IsMap():
+			n += v.Map().Len()
+		case fd.Message() != nil:
+			n += parts(v.Message(), most-n)
+		}
+		return n <= most
+	})
+	return n
 }
 
 // Overdue returns why what is known of a node is not of now, as a code and in

@@ -1,6 +1,7 @@
 package board_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -128,5 +129,52 @@ func TestConditionOfTheNode(t *testing.T) {
 	})
 	if g := f.Gpus("n", nil, true)[0]; g.GetState() != healthv1.State_STATE_RAISED || len(g.GetConditions()) != 1 {
 		t.Errorf("GPU = %v", g)
+	}
+}
+
+// TestManyParts: a report that is small on the wire and large in memory is not
+// taken; the largest that a node would send is.
+func TestManyParts(t *testing.T) {
+	t.Parallel()
+	report := func(gpus, links int) *healthv1.HealthReport {
+		r := &healthv1.HealthReport{BootId: "b", Number: 1, Whole: true, Sample: &gpuv1.Sample{}}
+		for range gpus {
+			g := &gpuv1.GpuSample{}
+			for range links {
+				g.Nvlinks = append(g.Nvlinks, &gpuv1.NvLinkSample{})
+			}
+			r.Sample.Gpus = append(r.Sample.Gpus, g)
+		}
+		for i := range 1024 {
+			c := &healthv1.Condition{Key: fmt.Sprint(i)}
+			for range 16 {
+				c.Details = append(c.Details, &healthv1.Detail{})
+			}
+			r.Conditions = append(r.Conditions, c)
+		}
+		return r
+	}
+	if err := newFixture().Report("n", report(64, 36)); err != nil {
+		t.Errorf("a large node: %v", err)
+	}
+	if err := newFixture().Report("n", report(1, 200_000)); err == nil {
+		t.Error("200,000 links of one GPU were taken")
+	}
+}
+
+// TestManyNames: conditions that each name another GPU do not make a node of a
+// thousand GPUs, for lists and metrics.
+func TestManyNames(t *testing.T) {
+	t.Parallel()
+	var rows []*serverv1.HealthRow
+	for i := range 1024 {
+		id := fmt.Sprint(i)
+		rows = append(rows, &serverv1.HealthRow{Node: "n", Condition: &healthv1.Condition{Key: id, GpuUuid: id, State: healthv1.State_STATE_RAISED,
+			LastTime: timestamppb.New(time.Unix(1000, 0))}})
+	}
+	f := newFixture()
+	f.report(t, whole)
+	if n := len(f.Gpus("n", rows, true)); n != 65 {
+		t.Errorf("the node has %d GPUs, want its one and 64 that only conditions name", n)
 	}
 }

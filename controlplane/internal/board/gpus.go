@@ -14,13 +14,17 @@ import (
 
 // Gpus returns the GPUs of a node, by index: those of its inventory, and behind
 // them those that only a condition names, because the driver lost them or the
-// node has not reported since the server was started. Whole says that all is
-// wanted; otherwise what is OK is left out.
+// node has not reported since the server was started, and no more of those than a
+// node can have. Whole says that all is wanted; otherwise what is OK is left out.
 func (b *Board) Gpus(node string, rows []*serverv1.HealthRow, whole bool) []*healthv1.GpuHealth {
 	health, s := b.Node(node, rows), b.snapshot(node)
 	gpus := inventory(node, &s)
+	most := len(gpus) + maxGpus
 	for _, c := range health.GetConditions() {
 		uuid := c.GetCondition().GetGpuUuid()
+		if len(gpus) == most {
+			break
+		}
 		if uuid != "" && !slices.ContainsFunc(gpus, func(g *healthv1.GpuHealth) bool { return g.GetUuid() == uuid }) {
 			gpus = append(gpus, &healthv1.GpuHealth{Node: node, Uuid: uuid, PciBusId: c.GetCondition().GetPciBusId()})
 		}
