@@ -59,6 +59,7 @@ type Kind struct {
 	intent   func(proto.Message) (string, IntentChange)
 	deadline func(proto.Message) time.Duration
 	lost     func(context.Context, host.Reader, proto.Message) (bool, error)
+	again    func(proto.Message) proto.Message
 }
 
 // NewRegistry returns an empty registry.
@@ -90,6 +91,14 @@ type Watcher[S proto.Message] interface {
 	Lost(ctx context.Context, h host.Reader, spec S) (bool, error)
 }
 
+// Restorer is a task whose spec may allow what only the signer's own task is to do,
+// such as to erase a disk, and no restore of its intent.
+type Restorer[S proto.Message] interface {
+	// ForRestore returns the spec as a restore has it. The intent's key, the locks
+	// and what Verify wants are the same.
+	ForRestore(spec S) S
+}
+
 // Add registers t. It panics on a duplicate: a programming error that any test
 // finds that builds the registry.
 func Add[S proto.Message](r *Registry, info Info, t Task[S]) {
@@ -113,12 +122,16 @@ func Add[S proto.Message](r *Registry, info Info, t Task[S]) {
 		},
 		intent:   func(proto.Message) (string, IntentChange) { return "", IntentNone },
 		deadline: func(proto.Message) time.Duration { return DefaultDeadline },
+		again:    func(m proto.Message) proto.Message { return m },
 	}
 	if d, ok := t.(Deadliner[S]); ok {
 		k.deadline = func(m proto.Message) time.Duration { return d.Deadline(m.(S)) }
 	}
 	if w, ok := t.(Watcher[S]); ok {
 		k.lost = func(ctx context.Context, h host.Reader, m proto.Message) (bool, error) { return w.Lost(ctx, h, m.(S)) }
+	}
+	if a, ok := t.(Restorer[S]); ok {
+		k.again = func(m proto.Message) proto.Message { return a.ForRestore(m.(S)) }
 	}
 	if i, ok := t.(Intender[S]); ok {
 		k.intent = func(m proto.Message) (string, IntentChange) { return i.Intent(m.(S)) }
@@ -254,6 +267,9 @@ func (k *Kind) Lost(ctx context.Context, h host.Reader, spec proto.Message) (boo
 	}
 	return k.lost(ctx, h, spec)
 }
+
+// ForRestore returns spec as a restore of its intent has it.
+func (k *Kind) ForRestore(spec proto.Message) proto.Message { return k.again(spec) }
 
 // Intent returns what a succeeded task with spec does to the node's intents.
 func (k *Kind) Intent(spec proto.Message) (string, IntentChange) { return k.intent(spec) }

@@ -29,6 +29,7 @@ type Scratch struct{}
 var (
 	_ tasks.Task[*storagev1.ScratchSpec]     = Scratch{}
 	_ tasks.Intender[*storagev1.ScratchSpec] = Scratch{}
+	_ tasks.Restorer[*storagev1.ScratchSpec] = Scratch{}
 )
 
 // ScratchInfo describes storage.scratch.
@@ -52,6 +53,16 @@ func (Scratch) Locks(s *storagev1.ScratchSpec) []tasks.Lock {
 // Intent implements [tasks.Intender].
 func (Scratch) Intent(s *storagev1.ScratchSpec) (string, tasks.IntentChange) {
 	return intentKey(s.GetTarget()), tasks.IntentSet
+}
+
+// ForRestore implements [tasks.Restorer]. A disk is erased for the task that says
+// so, and never again without a person, also when its unit file went meanwhile.
+func (Scratch) ForRestore(s *storagev1.ScratchSpec) *storagev1.ScratchSpec {
+	same := proto.CloneOf(s)
+	for _, d := range scratchDisks(same) {
+		d.Wipe = false
+	}
+	return same
 }
 
 // scratchDisks are all disks of a spec.

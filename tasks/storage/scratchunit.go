@@ -81,11 +81,8 @@ func checkScratchDisk(p *tasks.Problems, field string, d *storagev1.ScratchDisk)
 // that is not there, or is empty: neither delays a boot, and the agent, which
 // comes later, makes it anew.
 func scratchUnit(s *storagev1.ScratchSpec) (string, error) {
-	same := proto.CloneOf(s)
-	for _, d := range scratchDisks(same) {
-		d.Wipe = false // what was erased once is no part of what should be
-	}
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(same)
+	// What was erased once is no part of what should be.
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(Scratch{}.ForRestore(s))
 	if err != nil {
 		return "", fmt.Errorf("serialise spec: %w", err)
 	}

@@ -159,6 +159,7 @@ func sameIntent(a, b *agentv1.IntentRecord) bool {
 func (e *Executor) newRestore(in *agentv1.IntentRecord, adm *gate.Admission) *task {
 	t := e.newTask("restore-" + uuid.NewString())
 	t.admit(adm)
+	t.spec = adm.Kind.ForRestore(adm.Spec)
 	t.resumed = true
 	t.fresh = &agentv1.TaskRecord{
 		TaskId: t.id, LeafHash: adm.LeafHash[:], Envelope: in.GetEnvelope(), SignedLeaf: in.GetSignedLeaf(),

@@ -195,3 +195,18 @@ func TestRebootAsksNobodyAgain(t *testing.T) {
 		n.w.want(t, map[string]int{"before": 1, "r": 1, "after": 1})
 	})
 }
+
+// TestRestoreDoesLess: what only the signer's own task is to do is not done again
+// by a restore.
+func TestRestoreDoesLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.accept(1, "switch.keep", "@k a only:b")
+		want(t, n.ended(1), succeeded, noUndo, "")
+		n.w.want(t, map[string]int{"a": 1, "b": 1})
+		n.w.put("a", 0)
+		n.w.put("b", 0)
+		pass(2 * time.Hour)
+		n.w.want(t, map[string]int{"a": 1})
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -227,6 +228,8 @@ func (w *world) step(word string) tasks.Step {
 	switch {
 	case !ok:
 		return toggle{w, name, &wrapperspb.StringValue{Value: name}}
+	case effect == "only":
+		return toggle{w, name, &wrapperspb.StringValue{Value: name}}
 	case effect == "wait":
 		return asker{toggle{w, name, &taskv1.FilesystemMakeStep{Label: name}}}
 	case effect == "retry":
@@ -246,7 +249,7 @@ func (t switchTask) Verify(ctx context.Context, _ host.Prober, spec *wrapperspb.
 		return err
 	}
 	for _, word := range names {
-		if t.w.get(nameOf(word)) == 0 {
+		if t.w.get(nameOf(word)) == 0 && !strings.HasPrefix(word, "only:") {
 			return fmt.Errorf("switch %s is off: %w", nameOf(word), tasks.ErrNotSatisfied)
 		}
 	}
@@ -259,6 +262,12 @@ func (t switchTask) Result(_ context.Context, _ host.Prober, spec *wrapperspb.St
 		all[i] = string(o)
 	}
 	return wrapperspb.String(strings.Join(all, ",")), nil
+}
+
+// ForRestore leaves out the words that begin with "only:".
+func (t switchTask) ForRestore(spec *wrapperspb.StringValue) *wrapperspb.StringValue {
+	all := slices.DeleteFunc(strings.Fields(spec.GetValue()), func(word string) bool { return strings.HasPrefix(word, "only:") })
+	return wrapperspb.String(strings.Join(all, " "))
 }
 
 func (t switchTask) Intent(spec *wrapperspb.StringValue) (string, tasks.IntentChange) {
