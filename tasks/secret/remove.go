@@ -58,7 +58,7 @@ func (Remove) Plan(ctx context.Context, h host.Reader, s *secretv1.RemoveSpec) (
 		return tasks.Plan{}, nil
 	case err != nil:
 		return tasks.Plan{}, unfit("%v", err)
-	case st.Mode.Perm()&^groupReads != 0:
+	case st.Mode.Perm() != ownerReads && st.Mode.Perm() != groupReads:
 		return tasks.Plan{}, unfit("%s has mode %#o, and so is no file of secret.place: remove it by hand", s.GetPath(), st.Mode.Perm())
 	}
 	return tasks.Plan{
