@@ -169,21 +169,20 @@ func (v *Vault) List() []*secretv1.Secret {
 }
 
 // Value returns the value of the version of a name that has the digest, with
-// whatever salt it was made. No such version is an error that wraps [ErrNone].
+// whatever salt it was made. No such version is an error that wraps [ErrNone]. A
+// version that cannot be read is told only when no other one is the right one.
 func (v *Vault) Value(name string, salt, sum []byte) ([]byte, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, s := range v.secrets {
+	var bad error
+	for _, s := range slices.Backward(v.secrets) { // the newest is asked for most
 		if s.GetName() != name {
 			continue
 		}
-		file, secret, err := v.read(fileName(s))
+		value, err := v.value(s)
 		if err != nil {
-			return nil, err
-		}
-		value, err := v.open(file, secret)
-		if err != nil {
-			return nil, err
+			bad = errors.Join(bad, err)
+			continue
 		}
 		h := sha256.New()
 		h.Write(salt)
@@ -193,7 +192,19 @@ func (v *Vault) Value(name string, salt, sum []byte) ([]byte, error) {
 		}
 		clear(value)
 	}
+	if bad != nil {
+		return nil, bad
+	}
 	return nil, fmt.Errorf("secret %s with the digest that was signed: %w", name, ErrNone)
+}
+
+// value reads and decrypts a version.
+func (v *Vault) value(s *secretv1.Secret) ([]byte, error) {
+	file, secret, err := v.read(fileName(s))
+	if err != nil {
+		return nil, err
+	}
+	return v.open(file, secret)
 }
 
 // Remove removes a name with all its versions, or only those that are not the
@@ -242,11 +253,7 @@ func (v *Vault) sort() {
 
 // holds reports whether a version has the value, whatever its salt.
 func (v *Vault) holds(s *secretv1.Secret, value []byte) (bool, error) {
-	file, secret, err := v.read(fileName(s))
-	if err != nil {
-		return false, err
-	}
-	have, err := v.open(file, secret)
+	have, err := v.value(s)
 	if err != nil {
 		return false, err
 	}

@@ -158,6 +158,27 @@ func TestDamage(t *testing.T) {
 	_ = other
 }
 
+// TestDamagedVersion: an old version that cannot be read keeps no node from the
+// newest; asked for itself, it is damaged and not unknown.
+func TestDamagedVersion(t *testing.T) {
+	dir := t.TempDir()
+	v := open(t, dir)
+	first := put(t, v, "munge", canary, false)
+	second := put(t, v, "munge", canary+"2", true)
+	path := filepath.Join(dir, "secrets/munge.1.secret")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace(t, path, data[:len(data)/2])
+	if got, err := v.Value("munge", second.GetSalt(), second.GetSha256()); err != nil || string(got) != canary+"2" {
+		t.Errorf("the newest: %q, %v", got, err)
+	}
+	if _, err := v.Value("munge", first.GetSalt(), first.GetSha256()); !errors.Is(err, ErrDamaged) {
+		t.Errorf("the damaged one: %v", err)
+	}
+}
+
 func replace(t *testing.T, path string, data []byte) {
 	t.Helper()
 	if err := os.Remove(path); err != nil {
