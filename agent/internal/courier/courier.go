@@ -5,6 +5,7 @@ package courier
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -88,12 +89,18 @@ func (c *Courier) Fetch(ctx context.Context, taskID, reference string) ([]byte, 
 	}
 }
 
+// maxWords bounds what the control plane says into the journal and the log.
+const maxWords = 512
+
 // fetchError tells what may pass from what will not.
 func fetchError(reference string, err error) error {
-	switch st := status.Convert(err); st.Code() {
+	st := status.Convert(err)
+	words := st.Message()
+	words = strings.ToValidUTF8(words[:min(len(words), maxWords)], "")
+	switch st.Code() {
 	case codes.NotFound, codes.FailedPrecondition, codes.InvalidArgument, codes.Unimplemented:
-		return fmt.Errorf("%w: %s: %s", host.ErrSecretWrong, reference, st.Message())
+		return fmt.Errorf("%w: %s: %s", host.ErrSecretWrong, reference, words)
 	default:
-		return fmt.Errorf("%w: %s: %s", host.ErrSecretAway, reference, st.Message())
+		return fmt.Errorf("%w: %s: %s", host.ErrSecretAway, reference, words)
 	}
 }
