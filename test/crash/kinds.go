@@ -43,6 +43,9 @@ type story struct {
 	// own says that it needs a server of its own, as it does something to it, or
 	// that it is slow: only what no other story comes by is struck in it.
 	own bool
+	// strikes begins the names of points that are struck in it although another
+	// story comes by them, and although it has a server of its own.
+	strikes string
 }
 
 func (s story) title() string { return strings.TrimSpace(s.kind + " " + s.variant) }
@@ -68,7 +71,7 @@ const (
 )
 
 func stories() []story {
-	return slices.Concat(mounts(), disks(), containers(), commands(), reboots(), secrets(), slurm(), settling(), members())
+	return slices.Concat(mounts(), disks(), containers(), commands(), reboots(), secrets(), slurm(), settling(), vault(), members())
 }
 
 // mounts are storage.mount and storage.unmount.

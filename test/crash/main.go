@@ -59,6 +59,9 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	if err := checkElsewhere(".", unreached(), points); err != nil {
+		return err
+	}
 	s := &suite{options: o, log: log, points: points, report: newReport(points)}
 	err = s.run(ctx)
 	took := time.Since(begin)

@@ -123,19 +123,37 @@ func (r *report) show(w io.Writer, took time.Duration, o options) bool {
 	for _, b := range r.bad {
 		fmt.Fprintln(w, "BAD", b)
 	}
+	after := r.afterAll()
+	for _, name := range after {
+		fmt.Fprintln(w, "REACHED AFTER ALL, take it off the list of elsewhere.go:", name)
+	}
 	if whole {
+		for _, e := range unreached() {
+			fmt.Fprintf(w, "SHOWN ELSEWHERE %s*: %s\n", e.points, e.why)
+		}
 		for _, name := range never {
 			fmt.Fprintln(w, "NEVER REACHED", name)
 		}
 	}
-	return r.cases > 0 && len(r.bad) == 0 && (!whole || len(never) == 0)
+	return r.cases > 0 && len(r.bad) == 0 && len(after) == 0 && (!whole || len(never) == 0)
 }
 
-// never are the points at which nothing died or failed.
+// afterAll are the points that some story came by although they are listed as
+// ones that none can.
+func (r *report) afterAll() (out []string) {
+	for _, p := range r.points {
+		if (r.came[p.Name] || r.hits[p.Name]) && excused(p.Name) != nil {
+			out = append(out, p.Name)
+		}
+	}
+	return out
+}
+
+// never are the points at which nothing died or failed, and should have.
 func (r *report) never() []string {
 	var out []string
 	for _, p := range r.points {
-		if !r.hits[p.Name] {
+		if !r.hits[p.Name] && excused(p.Name) == nil {
 			out = append(out, fmt.Sprintf("%s (%s): %s", p.Name, p.Program, p.What))
 		}
 	}

@@ -171,7 +171,8 @@ func spare(jobs []job) (out []job) {
 		if j.story.own && taken[name] == "" {
 			taken[name] = title
 		}
-		if !j.story.own || taken[name] == title {
+		mine := j.story.strikes != "" && strings.HasPrefix(name, j.story.strikes)
+		if !j.story.own || taken[name] == title || mine {
 			out = append(out, j)
 		}
 	}
