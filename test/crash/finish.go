@@ -37,7 +37,7 @@ echo JOURNAL $o; echo FACTS $(%[5]s)
 `
 
 // cleanup takes away what would slow the next trials down.
-const cleanup = `umount /mnt/%[1]s/data 2>/dev/null; rm -rf /etc/systemd/system/mnt-%[1]s-data.mount /mnt/%[1]s /run/systemd/system/*%[1]s*
+const cleanup = `systemctl stop busy-%[1]s.service 2>/dev/null; umount /mnt/%[1]s/data 2>/dev/null; rm -rf /etc/systemd/system/mnt-%[1]s-data.mount /mnt/%[1]s /run/systemd/system/*%[1]s*
 find /etc/systemd/system -lname '*mnt-%[1]s-data.mount' -delete
 if test -e /etc/default/millwright-slurmd; then ` + noMember + `; fi`
 

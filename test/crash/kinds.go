@@ -71,7 +71,7 @@ const (
 )
 
 func stories() []story {
-	return slices.Concat(mounts(), disks(), containers(), commands(), reboots(), secrets(), slurm(), settling(), vault(), members())
+	return slices.Concat(mounts(), disks(), containers(), commands(), reboots(), secrets(), slurm(), settling(), vault(), health(), members())
 }
 
 // mounts are storage.mount and storage.unmount.
@@ -116,7 +116,17 @@ systemctl daemon-reload`, l)
 			return t.done(ctx, "storage.mount", bind.spec(t.label))
 		},
 	}
-	return []story{bind, again, broken, waits, unmount}
+	busy := unmount
+	busy.variant = "that is in use, lazily"
+	busy.spec = func(l string) string { return unmount.spec(l) + "\npolicy: UNMOUNT_POLICY_LAZY" }
+	busy.setup = func(ctx context.Context, t *trial) error { // cleanup ends what uses it
+		if err := unmount.setup(ctx, t); err != nil {
+			return err
+		}
+		_, err := t.sh(ctx, fmt.Sprintf("systemd-run --quiet --collect --service-type=exec --property=DefaultDependencies=no --unit=busy-%[1]s --working-directory=/mnt/%[1]s/data /bin/sleep 1000", t.label))
+		return err
+	}
+	return []story{bind, again, broken, waits, unmount, busy}
 }
 
 // mountFacts tell the mount, its unit, links and directory, what a write left

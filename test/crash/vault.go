@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
-
 	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 )
 
@@ -91,15 +89,9 @@ func changeSecret(ctx context.Context, t *trial, before, after []string, value s
 
 // versions are what the server says that it keeps under the trial's label.
 func (t *trial) versions(ctx context.Context) ([]*secretv1.Secret, error) {
-	out, err := t.operator(ctx, "", "secret", "list", "-o", "json")
-	if err != nil {
-		return nil, err
-	}
 	var list secretv1.ListSecretsResponse
-	if err := protojson.Unmarshal([]byte(out), &list); err != nil {
-		return nil, fmt.Errorf("read the list of secrets: %w", err)
-	}
-	return slices.DeleteFunc(list.GetSecrets(), func(s *secretv1.Secret) bool { return s.GetName() != t.label }), nil
+	err := t.ask(ctx, &list, "secret", "list")
+	return slices.DeleteFunc(list.GetSecrets(), func(s *secretv1.Secret) bool { return s.GetName() != t.label }), err
 }
 
 // wholeVersions asks that each version has the digest of a value that was given
