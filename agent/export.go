@@ -3,9 +3,11 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"syscall"
+	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/local"
 	"github.com/gpuaas/millwright/agent/internal/state"
@@ -59,4 +61,24 @@ func receive(ctx context.Context, c agentv1.LocalServiceClient, emit func(*agent
 // that was set aside.
 func ExportFile(path string, emit func(*agentv1.JournalLine) error) error {
 	return state.ExportFile(path, emit)
+}
+
+// CheckJournal looks at all of the journal in stateDir, which no agent has open,
+// and holds it against the mark beside it, as millwrightd journal check does with
+// a copy in a process of its own: a damaged file may end this one. An error says
+// what is wrong.
+func CheckJournal(stateDir string) error {
+	path := state.Path(stateDir)
+	f, err := state.CheckFile(path, time.Second)
+	if err != nil {
+		return fmt.Errorf("check %s: %w", path, err)
+	}
+	mark, err := state.Mark(stateDir)
+	if err != nil {
+		return err
+	}
+	if says, behind := state.AgainstMark(f, mark, true); behind {
+		return fmt.Errorf("check %s: mark: %s", path, says)
+	}
+	return nil
 }

@@ -95,14 +95,21 @@ func (s *Server) site(ctx context.Context, db *boltstore.Store) (*site, error) {
 	if w.vault, err = vault.Open(s.cfg.secretsDir(), s.cfg.secretsKey()); err != nil {
 		return nil, err
 	}
-	w.log = eventlog.New(eventlog.Config{
-		Writer: db, Now: s.cfg.Now, Spec: specOf(s.cfg.Registry), Intent: intentOf(s.cfg.Registry), Authorizer: authorizer(root),
+	how := projection(s.cfg, root)
+	how.Writer, how.Now = db, s.cfg.Now
+	w.log = eventlog.New(how)
+	return w, nil
+}
+
+// projection is how a log becomes rows; its writer and its clock are left out.
+func projection(cfg Config, root *trustroot.Root) eventlog.Config {
+	return eventlog.Config{
+		Spec: specOf(cfg.Registry), Intent: intentOf(cfg.Registry), Authorizer: authorizer(root),
 		Verify: func(env *taskpb.Envelope, signed *taskpb.SignedLeaf) error {
 			_, err := root.VerifyTaskSet(env, signed)
 			return err
 		},
-	})
-	return w, nil
+	}
 }
 
 // services registers the services, behind the chain that every call passes.

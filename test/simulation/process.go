@@ -221,10 +221,14 @@ func copyDir(to, from string) error {
 		if d.IsDir() {
 			return os.MkdirAll(filepath.Join(to, rel), 0o700)
 		}
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(filepath.Join(to, rel), b, 0o600)
+		return copyFile(filepath.Join(to, rel), path)
 	})
+}
+
+func copyFile(to, from string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o600)
 }

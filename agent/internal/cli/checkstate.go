@@ -16,7 +16,6 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/configfile"
 	"github.com/gpuaas/millwright/agent/internal/state"
-	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 )
 
 // stateFile is the file that is named, or that of the configuration.
@@ -70,27 +69,12 @@ Exit code 0: sound, and not older than its mark; 1: not so.`,
 			if err != nil {
 				return err
 			}
-			c.Mark, c.Behind = againstMark(f, mark, c.Sound)
+			c.Mark, c.Behind = state.AgainstMark(f, mark, c.Sound)
 			return a.sayChecked(c)
 		},
 	}
 	a.outputFlag(cmd)
 	return cmd
-}
-
-// againstMark says in words how a file stands to its mark.
-func againstMark(f state.Facts, m *agentv1.JournalMark, sound bool) (string, bool) {
-	switch {
-	case m == nil:
-		return "there is none beside the file", sound && f.Seq > 1
-	case !sound:
-		return fmt.Sprintf("frame %d of journal %s", m.GetSeq(), m.GetJournalId()), false
-	case m.GetJournalId() != f.JournalID:
-		return fmt.Sprintf("it is of another journal, %s", m.GetJournalId()), true
-	case f.Seq < m.GetSeq() || f.Transaction < m.GetTransaction():
-		return fmt.Sprintf("frame %d, commit %d: the file is older", m.GetSeq(), m.GetTransaction()), true
-	}
-	return fmt.Sprintf("frame %d: the file is not older", m.GetSeq()), false
 }
 
 func (a *app) sayChecked(c checked) error {

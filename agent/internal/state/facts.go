@@ -252,3 +252,19 @@ func plausible(bucket string, k, v []byte) bool {
 	}
 	return true
 }
+
+// AgainstMark says in words how a file with the facts f stands to the mark beside
+// it, which is nil when there is none, and whether it is older than that.
+func AgainstMark(f Facts, m *agentv1.JournalMark, sound bool) (string, bool) {
+	switch {
+	case m == nil:
+		return "there is none beside the file", sound && f.Seq > 1
+	case !sound:
+		return fmt.Sprintf("frame %d of journal %s", m.GetSeq(), m.GetJournalId()), false
+	case m.GetJournalId() != f.JournalID:
+		return fmt.Sprintf("it is of another journal, %s", m.GetJournalId()), true
+	case f.Seq < m.GetSeq() || f.Transaction < m.GetTransaction():
+		return fmt.Sprintf("frame %d, commit %d: the file is older", m.GetSeq(), m.GetTransaction()), true
+	}
+	return fmt.Sprintf("frame %d: the file is not older", m.GetSeq()), false
+}
