@@ -2,6 +2,7 @@ package board_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -176,5 +177,38 @@ func TestManyNames(t *testing.T) {
 	f.report(t, whole)
 	if n := len(f.Gpus("n", rows, true)); n != 65 {
 		t.Errorf("the node has %d GPUs, want its one and 64 that only conditions name", n)
+	}
+}
+
+// TestManyConditions: a thousand conditions of a node, each of which is one of
+// every GPU, stay an answer that can be sent; the worst is the first of it.
+func TestManyConditions(t *testing.T) {
+	t.Parallel()
+	var rows []*serverv1.HealthRow
+	for i := range 1024 {
+		c := &healthv1.Condition{Key: fmt.Sprintf("k%04d", i), State: healthv1.State_STATE_RAISED, Severity: healthv1.Severity_SEVERITY_WARNING,
+			Meaning: strings.Repeat("x", 512), Message: strings.Repeat("x", 512), LastTime: timestamppb.New(time.Unix(1000, 0))}
+		if i == 1023 {
+			c.Severity = healthv1.Severity_SEVERITY_FATAL
+		}
+		rows = append(rows, &serverv1.HealthRow{Node: "n", Condition: c})
+	}
+	f := newFixture()
+	f.report(t, func(r *healthv1.HealthReport) {
+		whole(r)
+		r.Inventory.Gpus = nil
+		for i := range 64 {
+			r.Inventory.Gpus = append(r.Inventory.Gpus, &gpuv1.Gpu{Uuid: proto.String(fmt.Sprint(i)), Index: uint32(i)})
+		}
+	})
+	size := 0
+	for _, g := range f.Gpus("n", rows, false) {
+		size += proto.Size(g)
+		if g.GetConditions()[0].GetCondition().GetKey() != "k1023" || g.GetReason() != rows[1023].GetCondition().GetCode() {
+			t.Fatalf("GPU %s begins with %s", g.GetUuid(), g.GetConditions()[0].GetCondition().GetKey())
+		}
+	}
+	if size > 4<<20 {
+		t.Errorf("the list of one node has %d bytes", size)
 	}
 }

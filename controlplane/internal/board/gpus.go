@@ -12,6 +12,14 @@ import (
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
 )
 
+// What is shown of the conditions of one GPU, the worst first. Each condition of
+// the whole node is one of every GPU, so that a thousand of them would make an
+// answer that no server can send.
+const (
+	mostInList = 16
+	mostOfOne  = 256
+)
+
 // Gpus returns the GPUs of a node, by index: those of its inventory, and behind
 // them those that only a condition names, because the driver lost them or the
 // node has not reported since the server was started, and no more of those than a
@@ -32,10 +40,15 @@ func (b *Board) Gpus(node string, rows []*serverv1.HealthRow, whole bool) []*hea
 	for _, g := range gpus {
 		fill(g, health, &s)
 		if !whole {
-			g.Inventory, g.Conditions = nil, notOK(g.GetConditions())
+			g.Inventory, g.Conditions = nil, clip(notOK(g.GetConditions()), mostInList)
 		}
+		g.Conditions = clip(g.GetConditions(), mostOfOne)
 	}
 	return gpus
+}
+
+func clip(list []*healthv1.NodeCondition, most int) []*healthv1.NodeCondition {
+	return list[:min(len(list), most)]
 }
 
 // inventory returns the GPUs that the node named in its last whole report.

@@ -142,7 +142,8 @@ func (s *Service) GetGpu(ctx context.Context, req *healthv1.GetGpuRequest) (*hea
 		return nil, rpcerr.Invalid("MALFORMED", rpcerr.Violation{Field: "gpu", Value: clip(name),
 			Rule: "it must be a GPU's UUID, at least 4 of its first letters, or NODE/INDEX; see: millctl gpu list"})
 	}
-	var found []*healthv1.GpuHealth
+	var found *healthv1.GpuHealth // the last one: beside others only their number counts
+	count := 0
 	for after, last := "", false; !last; {
 		last = true
 		err := s.eachNode(ctx, after, maxNodes, func(v store.View, row *serverv1.NodeRow) (bool, error) {
@@ -151,25 +152,25 @@ func (s *Service) GetGpu(ctx context.Context, req *healthv1.GetGpuRequest) (*hea
 			for _, g := range gpus {
 				switch {
 				case g.GetUuid() == name:
-					found = []*healthv1.GpuHealth{g}
+					found, count = g, 1
 					return false, err
 				case strings.HasPrefix(g.GetUuid(), name):
-					found = append(found, g)
+					found, count = g, count+1
 				}
 			}
 			return true, err
-		}, func() { last = len(found) == 1 && found[0].GetUuid() == name })
+		}, func() { last = count == 1 && found.GetUuid() == name })
 		if err != nil {
 			return nil, err
 		}
 	}
-	switch len(found) {
+	switch count {
 	case 0:
 		return nil, rpcerr.New(codes.NotFound, "UNKNOWN_GPU", "no GPU has the UUID %s; see: millctl gpu list", clip(name))
 	case 1:
-		return &healthv1.GetGpuResponse{Gpu: found[0]}, nil
+		return &healthv1.GetGpuResponse{Gpu: found}, nil
 	}
-	return nil, rpcerr.New(codes.FailedPrecondition, "AMBIGUOUS", "%d GPUs have a UUID that begins with %s; give more of it", len(found), name)
+	return nil, rpcerr.New(codes.FailedPrecondition, "AMBIGUOUS", "%d GPUs have a UUID that begins with %s; give more of it", count, name)
 }
 
 // gpuAt returns the GPU of a node by its index.
