@@ -6,15 +6,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-
-	"github.com/gpuaas/millwright/controlplane/internal/crash"
 )
 
 // unfinished is the name of a file that is being written.
 const unfinished = ".new-secret-*"
 
 // sweep removes what a crash has left of files that were being written: a secret
-// that is removed later would live on there, and the key itself.
+// that is removed later would live on there, and the key itself. A death in between
+// leaves the rest to the next start.
 func sweep(dirs ...string) error {
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
@@ -25,11 +24,9 @@ func sweep(dirs ...string) error {
 			if ok, _ := filepath.Match(unfinished, e.Name()); !ok { // the pattern is good
 				continue
 			}
-			crash.Point("server.secret.sweep.before")
 			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
 				return fmt.Errorf("remove unfinished secret: %w", err)
 			}
-			crash.Point("server.secret.swept")
 		}
 	}
 	return nil
