@@ -35,9 +35,6 @@ func unreached() []elsewhere {
 			{"agent/internal/executor/tasktest_test.go", "TestKinds", "the executor killed, and each call failing, around each change; the node is in memory"},
 			{"agent/internal/host/disks/array_test.go", "TestArray", "what mdadm is asked; mdadm is a stand-in"},
 		}},
-		{"server.secret.sw", "the write of a secret must have been cut off between two system calls before", []shown{
-			{"controlplane/internal/vault/vault_test.go", "TestUnfinished", "what is left of a write goes at the next start"},
-		}},
 	}
 }
 

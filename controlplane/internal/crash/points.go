@@ -46,8 +46,6 @@ func Registry() []Info {
 		{"server.secret.recorded", server, Committed, "after it is, before the caller hears of it"},
 		{"server.secret.remove.before", server, Before, "before a version of a secret is removed"},
 		{"server.secret.removed", server, Committed, "after it is"},
-		{"server.secret.sweep.before", server, Before, "before what a crash left of a write is removed"},
-		{"server.secret.swept", server, Committed, "after it is"},
 		{"server.token.before", server, Before, "before a join token is stored"},
 		{"server.token.committed", server, Committed, "after it is, before its maker has it"},
 		{"server.join.before", server, Before, "before a token is redeemed"},

@@ -173,7 +173,7 @@ func reconfigures(t *testing.T, c *clustertest.Cluster) {
 	}
 	c.Sh("slurm", "srun -w n1 -t5 --immediate=20 -J holder sleep 300 >/dev/null 2>&1 & for i in $(seq 100); do squeue -h -n holder -t running | grep -q . && exit 0; sleep 0.1; done; exit 1")
 	task := c.Do("slurm.reconfigure", "n1", reconfigure(1, "1s"))
-	if task.GetState() != taskv1.TaskState_TASK_STATE_FAILED || task.GetReason() != "SLURM_JOBS" || task.GetUndo() != taskv1.UndoState_UNDO_STATE_COMPLETE || !strings.Contains(task.GetMessage(), "of root (running)") {
+	if task.GetState() != taskv1.TaskState_TASK_STATE_FAILED || task.GetReason() != "SLURM_JOBS" || task.GetUndo() != taskv1.UndoState_UNDO_STATE_COMPLETE || !strings.Contains(task.GetMessage(), "of root (running") {
 		t.Errorf("with a job on it: %s %s, undo %s: %s", task.GetState(), task.GetReason(), task.GetUndo(), task.GetMessage())
 	}
 	if got := c.Sh("slurm", "squeue -h -n holder -o %T; scontrol show node n1 | grep -c DRAIN || true"); got != "RUNNING\n0" {
