@@ -99,6 +99,7 @@ func (e *engine) told(edges []*healthv1.HealthEdge) {
 		c.told, c.changes, c.was = edge, 0, false
 		if edge.GetForgotten() {
 			delete(e.conditions, edge.GetCondition().GetKey())
+			e.version++
 		}
 	}
 }

@@ -82,6 +82,7 @@ type engine struct {
 	sampled    time.Duration
 	most       int // the most GPUs that were there
 	cursor     Cursor
+	version    uint64 // rises whenever a whole report has something new
 }
 
 // Cursor is how far the kernel's log was read.
@@ -121,6 +122,7 @@ func (s subject) key(code string) string {
 // takeInventory takes what the GPUs are.
 func (e *engine) takeInventory(inv *gpuv1.Inventory, t moment) {
 	e.inventory = inv
+	e.version++
 	for _, g := range inv.GetGpus() {
 		if g.GetUuid() != "" && g.GetPciBusId() != "" {
 			e.uuids[kernel.NormalPCI(g.GetPciBusId())] = g.GetUuid()
@@ -283,6 +285,7 @@ func (e *engine) change(c *condition, f finding, t moment, last *timestamppb.Tim
 	}
 	if c.now.GetState() != f.state || f.state == raised && (c.now.GetSeverity() != severity || c.now.GetAction() != action) {
 		c.changes++
+		e.version++
 	}
 	c.was = c.was || f.state == raised
 	c.now.State, c.now.Severity, c.now.Action = f.state, severity, action

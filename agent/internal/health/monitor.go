@@ -69,7 +69,6 @@ type Monitor struct {
 	mu      sync.Mutex
 	engine  *engine       // guarded by mu
 	changed chan struct{} // closed at the next report; guarded by mu
-	version uint64        // of inventory and conditions; guarded by mu
 	number  uint64        // of the last report; guarded by mu
 	lost    uint64        // lines of the kernel's log; guarded by mu
 }
@@ -156,7 +155,7 @@ func (m *Monitor) tell() {
 	if len(edges) == 0 {
 		return
 	}
-	m.version++
+	m.engine.version++ // of counts, too
 	if !m.cfg.Journal.Room() {
 		return
 	}
@@ -192,7 +191,7 @@ func (m *Monitor) Changed() <-chan struct{} {
 func (m *Monitor) Version() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.version
+	return m.engine.version
 }
 
 // Report is how the GPUs are now; nil where there is nothing to report. The

@@ -58,9 +58,6 @@ func (m *Monitor) asks(ctx context.Context) {
 
 func (m *Monitor) giveInventory(ctx context.Context, inv *gpuv1.Inventory) {
 	m.give(ctx, func(e *engine, t moment) bool { e.takeInventory(inv, t); return false })
-	m.mu.Lock()
-	m.version++
-	m.mu.Unlock()
 }
 
 // pause waits for the next period, for an event that wants a look, or for the
