@@ -53,7 +53,7 @@ test: build deb-all ## all suites that the repository requires
 	@command -v gcc >/dev/null || { echo 'installing gcc, for the race detector'; apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q gcc libc6-dev; }
 	$(GO) run ./test/suites
 
-crash: build ## kill every program at every crash point in every kind of task; about 20 minutes
+crash: build ## kill every program at every crash point in every kind of task; about 50 minutes on two cores that do other work too
 	$(MAKE) --no-print-directory deb GOTAGS=millwright_crash
 	$(GO) run ./test/crash
 	MILLWRIGHT_UNITS=10000 $(GO) test -count=1 -v -timeout 30m -run 'TestBoundaries/.*[Uu]nits' ./test/e2e/boundaries

@@ -46,6 +46,10 @@ type story struct {
 	// strikes begins the names of points that are struck in it although another
 	// story comes by them, and although it has a server of its own.
 	strikes string
+	// loses ends the facts of a node before it that an undo may not bring back: a
+	// mount whose connection to its daemon was ended and that is still in use
+	// cannot be mounted again.
+	loses string
 }
 
 func (s story) title() string { return strings.TrimSpace(s.kind + " " + s.variant) }
@@ -109,6 +113,11 @@ systemctl daemon-reload`, l)
 		_, err := t.sh(ctx, fmt.Sprintf(`for i in $(seq 60); do millwrightd journal list %s 2>/dev/null | grep -qi waiting && break; sleep 0.05; done; touch /run/go-%s`, t.id, t.label))
 		return err
 	}
+	return append([]story{bind, again, broken, waits}, unmounts(bind)...)
+}
+
+// unmounts are storage.unmount of what a bind mount, or s3fs, has mounted.
+func unmounts(bind story) []story {
 	unmount := story{
 		kind: "storage.unmount", facts: mountFacts, state: succeeded, prepare: bind.prepare,
 		spec: func(l string) string { return "target: /mnt/" + l + "/data" },
@@ -119,14 +128,35 @@ systemctl daemon-reload`, l)
 	busy := unmount
 	busy.variant = "that is in use, lazily"
 	busy.spec = func(l string) string { return unmount.spec(l) + "\npolicy: UNMOUNT_POLICY_LAZY" }
-	busy.setup = func(ctx context.Context, t *trial) error { // cleanup ends what uses it
+	busy.setup = func(ctx context.Context, t *trial) error {
 		if err := unmount.setup(ctx, t); err != nil {
 			return err
 		}
-		_, err := t.sh(ctx, fmt.Sprintf("systemd-run --quiet --collect --service-type=exec --property=DefaultDependencies=no --unit=busy-%[1]s --working-directory=/mnt/%[1]s/data /bin/sleep 1000", t.label))
-		return err
+		return uses(ctx, t)
 	}
-	return []story{bind, again, broken, waits, unmount, busy}
+	dead := busy
+	dead.variant = "of a bucket that is in use, lazily"
+	dead.prepare = func(string) string {
+		return fmt.Sprintf("umask 077; echo %s:secret > /etc/crash-s3.key; test -d /sys/fs/fuse/connections/ && mountpoint -q /sys/fs/fuse/connections || mount -t fusectl fusectl /sys/fs/fuse/connections", storeKey)
+	}
+	dead.loses = "yes"
+	dead.facts = func(l string) string {
+		return mountFacts(l) + fmt.Sprintf(` answers=$(grep -q " /mnt/%[1]s/data " /proc/self/mountinfo && timeout 5 ls /mnt/%[1]s/data >/dev/null 2>&1 && echo yes)`, l)
+	}
+	dead.setup = func(ctx context.Context, t *trial) error {
+		spec := fmt.Sprintf("target: /mnt/%s/data\ns3: {client: S3_CLIENT_S3FS, bucket: %s, endpoint: 'http://server:%d', key_file: /etc/crash-s3.key, path_style: true}", t.label, storeBucket, storePort)
+		if err := t.done(ctx, "storage.mount", spec); err != nil {
+			return err
+		}
+		return uses(ctx, t)
+	}
+	return []story{unmount, busy, dead}
+}
+
+// uses has a process of the node use the mount. The cleanup ends it.
+func uses(ctx context.Context, t *trial) error {
+	_, err := t.sh(ctx, fmt.Sprintf("systemd-run --quiet --collect --service-type=exec --property=DefaultDependencies=no --unit=busy-%[1]s --working-directory=/mnt/%[1]s/data /bin/sleep 1000", t.label))
+	return err
 }
 
 // mountFacts tell the mount, its unit, links and directory, what a write left

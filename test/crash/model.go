@@ -116,7 +116,7 @@ func judge(s story, i *injury, order map[string]int, seen sight, wanted string) 
 	if s.action {
 		return judgeRuns(matches, seen.after)
 	}
-	return judgeState(matches, seen, wanted)
+	return judgeState(s, matches, seen, wanted)
 }
 
 func judgeRuns(matches []end, facts string) error {
@@ -137,9 +137,10 @@ func judgeRuns(matches []end, facts string) error {
 	return lostWork("it ran %d times", n)
 }
 
-func judgeState(matches []end, seen sight, wanted string) error {
+func judgeState(s story, matches []end, seen sight, wanted string) error {
 	for _, e := range matches {
-		if e.effect == whatever || e.effect == asWanted && seen.after == wanted || e.effect == asBefore && seen.after == seen.before {
+		back := seen.after == seen.before || seen.after == strings.TrimSuffix(seen.before, s.loses)
+		if e.effect == whatever || e.effect == asWanted && seen.after == wanted || e.effect == asBefore && back {
 			return nil
 		}
 	}

@@ -47,6 +47,9 @@ func (s *suite) run(ctx context.Context) (err error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), downWithin)
 		defer cancel()
 		for _, w := range worlds {
+			if w.store != nil {
+				w.store()
+			}
 			if w.bed != nil {
 				err = errors.Join(err, w.bed.Down(ctx))
 			}
@@ -85,6 +88,8 @@ type world struct {
 	log   *slog.Logger
 	bed   *testbed.Testbed
 	c     *cluster.Cluster
+	// store ends the object store; nil before there is one.
+	store func()
 }
 
 func (w *world) up(ctx context.Context) error {
@@ -94,6 +99,9 @@ func (w *world) up(ctx context.Context) error {
 	}
 	name := fmt.Sprintf("%s-%d", w.name, os.Getpid())
 	if w.bed, err = testbed.Up(ctx, testbed.Config{Name: name, Nodes: w.nodes, Owned: true, Log: w.log}); err != nil {
+		return err
+	}
+	if w.store, err = serveStore(ctx, w.bed.Address().String()); err != nil {
 		return err
 	}
 	w.c = cluster.New(w.bed, cluster.Config{Root: root, Agent: cluster.Crash, Server: cluster.Crash, Policy: clustertest.AllowAll, Log: w.log})

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/millwright/test/canary"
 	"github.com/gpuaas/millwright/test/cluster"
 	"github.com/gpuaas/millwright/test/cluster/clustertest"
+	"github.com/gpuaas/millwright/test/s3store"
 )
 
 const (
@@ -35,14 +36,14 @@ func bucket(target string, port int, more string) string {
 func s3fs(t *testing.T, c *clustertest.Cluster) {
 	const node, target, port = "n1", "/mnt/models", 9000
 	address := fmt.Sprintf("%s:%d", c.Bed().Address(), port)
-	s := &store{bucket: "models", key: keyID, objects: map[string]object{}}
+	s := s3store.New("models", keyID)
 	begin := time.Now()
 	secret := canary.New("s3-key")
 	c.Put("s3-key", []byte(keyID+":"+string(secret.Value)+"\n"))
 	spec := bucket(target, port, "")
 
 	refusedFor(t, c.Do("storage.mount", node, spec), fmt.Sprintf("port %d of server", port))
-	stop := s.serve(t, address)
+	stop := serve(t, s, address)
 	c.Sh(node, "umask 022; echo a:b > /etc/s3.key")
 	refusedFor(t, c.Do("storage.mount", node, strings.Replace(spec, "key: {name: s3-key}", "key_file: /etc/s3.key", 1)), "chmod 0400 /etc/s3.key")
 	gone := c.Do("storage.mount", node, strings.Replace(spec, "models, endpoint", "no-such-bucket, endpoint", 1))
@@ -60,10 +61,10 @@ func s3fs(t *testing.T, c *clustertest.Cluster) {
 		t.Errorf("result %v %v", &result, err)
 	}
 	c.Sh(node, "echo hello > "+target+"/f")
-	if got, ok := s.has("f"); !ok || got != "hello\n" {
+	if got, ok := s.Has("f"); !ok || got != "hello\n" {
 		t.Errorf("the store has %q %v under f", got, ok)
 	}
-	if left := s.names(); len(left) != 1 {
+	if left := s.Names(); len(left) != 1 {
 		t.Errorf("the probe left something in the store: %v", left)
 	}
 	if plan := planOf(t, c.Do("storage.mount", node, spec, "--plan")); len(plan.GetSteps()) != 0 {
@@ -96,7 +97,7 @@ func s3fs(t *testing.T, c *clustertest.Cluster) {
 	// A store that comes later is waited for.
 	id := c.Start("storage.mount", node, bucket(target, port, "wait: {attempts: 6, back_off: 1s}\n"))
 	c.Await(id, taskv1.TaskState_TASK_STATE_RUNNING)
-	s.serve(t, address)
+	serve(t, s, address)
 	succeed(t, c.End(id))
 	succeed(t, c.Do("storage.unmount", node, "target: "+target))
 	if left := c.Sh(node, "for i in $(seq 300); do pgrep -x s3fs >/dev/null || break; sleep 0.1; done; ps -o pid,stat,cgroup,args -C s3fs --no-headers; grep "+target+" /proc/self/mountinfo; ls -A /etc/millwright-keys; ls /etc/systemd/system | grep models || true"); left != "" {
