@@ -23,6 +23,8 @@ type outcome struct {
 	Faults map[string]int
 	States map[string]int // of its tasks, at the end
 	Broken []string       // what must not be
+	// Disturbed says that the machine's time, too, chose who runs.
+	Disturbed bool
 }
 
 // Limits of one schedule.
@@ -53,7 +55,7 @@ func play(t *testing.T, tp *template, seed uint64, say func(string)) (out outcom
 		if seed%auditEach == 0 {
 			w.audit()
 		}
-		out = outcome{seed, fmt.Sprintf("%x", w.sum.Sum(nil)), w.steps, w.faults, w.ops.states(), w.broken}
+		out = outcome{Seed: seed, Hash: fmt.Sprintf("%x", w.sum.Sum(nil)), Steps: w.steps, Faults: w.faults, States: w.ops.states(), Broken: w.broken}
 	})
 	return out
 }

@@ -41,7 +41,11 @@ func shm(t *testing.T) string {
 func TestSchedules(t *testing.T) {
 	switch {
 	case *seed != 0:
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+		restore, err := undisturbed()
+		defer restore()
+		if err != nil {
+			t.Logf("it may be another history than before: %v", err)
+		}
 		out := play(t, newTemplate(t, shm(t)), *seed, func(s string) { t.Log(s) })
 		t.Logf("history %s", out.Hash)
 		report(t, out)
@@ -54,12 +58,15 @@ func TestSchedules(t *testing.T) {
 
 // work plays its share and prints one outcome a line.
 func work(t *testing.T) {
+	_, disturbed := undisturbed()
 	tp := newTemplate(t, shm(t))
 	for i := range *seeds {
 		out := play(t, tp, *from+uint64(i), nil)
+		out.Disturbed = disturbed != nil
 		b, err := json.Marshal(out)
 		must(t, err)
 		fmt.Printf("%s%s\n", linePrefix, b)
+		collect(i)
 	}
 }
 
@@ -138,7 +145,7 @@ func report(t *testing.T, out outcome) {
 func playShare(t *testing.T, first uint64, n int) (out []outcome) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestSchedules$", "-test.timeout", "0", "-worker",
 		"-from", strconv.FormatUint(first, 10), "-seeds", strconv.Itoa(n))
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400", "GODEBUG=asyncpreemptoff=1")
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GODEBUG=asyncpreemptoff=1")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
@@ -163,14 +170,21 @@ func playShare(t *testing.T, first uint64, n int) (out []outcome) {
 	return out
 }
 
-// TestSameSeedSameHistory plays seeds twice, in two processes, and compares all
-// that happened.
+// TestSameSeedSameHistory plays seeds twice, in processes that begin at another
+// seed, and compares all that happened.
 func TestSameSeedSameHistory(t *testing.T) {
 	if *seed != 0 || *worker {
-		t.Skip("one schedule was asked for")
+		t.Skip("schedules were asked for")
 	}
-	const n = 100
-	one, two := playShare(t, 1, n), playShare(t, 1, n)
+	const n, half = 200, 100
+	var one, two []outcome
+	var wg sync.WaitGroup
+	wg.Go(func() { one = playShare(t, 1, n) })
+	wg.Go(func() {
+		two = playShare(t, 1, half)
+		two = append(two, playShare(t, 1+half, n-half)...)
+	})
+	wg.Wait()
 	if len(one) != n || len(two) != n {
 		t.Fatalf("%d and %d schedules were played, want %d", len(one), len(two), n)
 	}
@@ -182,11 +196,15 @@ func TestSameSeedSameHistory(t *testing.T) {
 			differ++
 		}
 	}
-	// About one in a hundred differs, and more the busier the machine is: the
-	// order in which goroutines of one reaction run is the scheduler's, which takes
-	// the processor from one that is long in a system call.
-	if differ > n/20 {
-		t.Errorf("%d of %d seeds have two histories", differ, n)
+	// What is left is the runtime's own dice, for selects with two ready cases and
+	// timers of one moment: see README.md.
+	most := 1
+	if one[0].Disturbed {
+		t.Log("the runtime's monitor could not be put to sleep")
+		most = n / 20
+	}
+	if differ > most {
+		t.Errorf("%d of %d seeds have two histories, at most %d are allowed", differ, n, most)
 	}
 	if len(hashes) != n {
 		t.Errorf("%d seeds have %d histories: the seed decides too little", n, len(hashes))
