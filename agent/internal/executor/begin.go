@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"time"
 
@@ -171,7 +172,7 @@ func (t *task) waitFor(ctx context.Context, reason, message string, early <-chan
 		crash.Point("executor.waiting.committed")
 		t.log.InfoContext(ctx, "task waits", "reason", reason, "why", message)
 	}
-	timer := time.NewTimer(min(d, lookAgain))
+	timer := time.NewTimer(min(d, lookAgain) + t.apart())
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
@@ -179,6 +180,14 @@ func (t *task) waitFor(ctx context.Context, reason, message string, early <-chan
 	case <-early:
 	}
 	return nil
+}
+
+// apart is less than a millisecond, and another time for each task: those that
+// wait for the same thing do not look again at the same moment.
+func (t *task) apart() time.Duration {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(t.id)) // never fails
+	return time.Duration(h.Sum32()%1_000_000) * time.Nanosecond
 }
 
 // makePlan plans while the locks are held, and freezes the plan.
