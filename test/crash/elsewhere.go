@@ -27,9 +27,10 @@ func unreached() []elsewhere {
 			{"agent/internal/host/node_package_test.go", "TestInterruptedDpkg", "a real dpkg that was killed is finished"},
 			{"agent/internal/host/node_package_test.go", "TestPackageStartsNoService", "real packages are installed and removed"},
 		}},
-		{"host.disk.", "nodes of the testbed have no disks of their own", []shown{
+		{"host.disk.", "nodes of these stories have no disks of their own", []shown{
 			{"agent/internal/executor/tasktest_test.go", "TestKinds", "the executor killed, and each call failing, around each change; the node is in memory"},
 			{"agent/internal/host/disks/disks_test.go", "TestLoopDisk", "a real loop device is wiped and formatted"},
+			{"test/e2e/storage_scratch/storage_scratch_test.go", "TestScratch", "the real agent makes scratch of a loop disk of a node"},
 		}},
 		{"host.array.", "the kernel of the machines that test has no md", []shown{
 			{"agent/internal/executor/tasktest_test.go", "TestKinds", "the executor killed, and each call failing, around each change; the node is in memory"},

@@ -89,6 +89,10 @@ var required = []suite{
 		packages: []string{"./test/e2e/storage_kinds"}, timeout: 10 * time.Minute,
 	},
 	{
+		name: "e2e/storage_scratch", about: "a loop disk as scratch: made, kept over a reboot, made anew when it comes back empty, refused when it holds anything",
+		packages: []string{"./test/e2e/storage_scratch"}, timeout: 10 * time.Minute,
+	},
+	{
 		name: "e2e/container_run", about: "a container on containerd 1.6 and 2.4: adopted over kills and restarts, back after a reboot, nothing left",
 		packages: []string{"./test/e2e/container_run"}, timeout: 20 * time.Minute, // containerd is built the first time
 	},

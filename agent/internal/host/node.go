@@ -81,7 +81,7 @@ func New(cfg Config) *Node {
 		surface: &surface{
 			Conn: sd, Table: table, files: fs, network: network{children},
 			secrets: secrets.New(secrets.Config{Dir: filepath.Join(cfg.StateDir, "secrets"), Files: fs, Fetcher: cfg.Secrets}),
-			Set:     disks.New(disks.Config{Children: children, Find: findProgram}),
+			Set:     disks.New(disks.Config{Children: children, Changes: disks.InUnits(sd), Find: findProgram}),
 			Runtime: containerd.New(containerd.Config{
 				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd,
 				Clock: cfg.Clock, Logger: cfg.Logger,

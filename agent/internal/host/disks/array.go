@@ -19,6 +19,9 @@ const arrayTimeout = time.Minute
 // leaves the first sectors alone; any home host may assemble it, so that a node
 // that is renamed keeps its scratch. Mdadm asks no question with --run.
 func (d *Set) MakeArray(ctx context.Context, a host.StripedArray) error {
+	if err := d.cfg.Changes.Idle(ctx, a.Device); err != nil {
+		return err
+	}
 	for _, name := range a.Disks {
 		if err := d.exclusive(ctx, name); err != nil {
 			return fmt.Errorf("make array %s of /dev/%s: %w", a.Device, name, err)
@@ -29,11 +32,11 @@ func (d *Set) MakeArray(ctx context.Context, a host.StripedArray) error {
 		"mdadm", "--create", d.dev(a.Device), "--run", "--quiet", "--level=0", "--raid-devices=" + strconv.Itoa(len(a.Disks)),
 		"--metadata=1.2", "--homehost=any", "--name=" + a.Device, "--uuid=" + a.UUID,
 	}, d.devs(a.Disks)...)
-	if err := d.mdadm(ctx, "make array", a.Device, argv); err != nil {
+	if err := d.change(ctx, "make array", a.Device, arrayTimeout, argv...); err != nil {
 		return err
 	}
 	// An earlier array of the same disks had its data at the same place.
-	if _, err := d.run(ctx, "wipe", a.Device, makeTimeout, "wipefs", "--all", "--quiet"); err != nil {
+	if err := d.change(ctx, "wipe", a.Device, makeTimeout, "wipefs", "--all", "--quiet", d.dev(a.Device)); err != nil {
 		return err
 	}
 	if err := d.settleAll(a); err != nil {
@@ -45,9 +48,12 @@ func (d *Set) MakeArray(ctx context.Context, a host.StripedArray) error {
 
 // AssembleArray implements host.ArrayWriter with mdadm.
 func (d *Set) AssembleArray(ctx context.Context, a host.StripedArray) error {
+	if err := d.cfg.Changes.Idle(ctx, a.Device); err != nil {
+		return err
+	}
 	crash.Point("host.array.assemble.before")
 	argv := append([]string{"mdadm", "--assemble", d.dev(a.Device), "--run", "--quiet", "--uuid=" + a.UUID}, d.devs(a.Disks)...)
-	if err := d.mdadm(ctx, "assemble array", a.Device, argv); err != nil {
+	if err := d.change(ctx, "assemble array", a.Device, arrayTimeout, argv...); err != nil {
 		return err
 	}
 	crash.Point("host.array.assemble.after")
@@ -57,13 +63,16 @@ func (d *Set) AssembleArray(ctx context.Context, a host.StripedArray) error {
 // StopArray implements host.ArrayWriter with mdadm. The kernel is asked first
 // whether it is in use.
 func (d *Set) StopArray(ctx context.Context, device string) error {
+	if err := d.cfg.Changes.Idle(ctx, device); err != nil {
+		return err
+	}
 	if _, err := os.Stat(d.dev(device)); err == nil {
 		if err := d.exclusive(ctx, device); err != nil {
 			return fmt.Errorf("stop array %s: %w", device, err)
 		}
 	}
 	crash.Point("host.array.stop.before")
-	if err := d.mdadm(ctx, "stop array", device, []string{"mdadm", "--stop", "--quiet", d.dev(device)}); err != nil {
+	if err := d.change(ctx, "stop array", device, arrayTimeout, "mdadm", "--stop", "--quiet", d.dev(device)); err != nil {
 		return err
 	}
 	crash.Point("host.array.stop.after")

@@ -32,7 +32,7 @@ func (d *Set) WipeDisk(ctx context.Context, name string) error {
 		return fmt.Errorf("wipe /dev/%s: %w", name, err)
 	}
 	crash.Point("host.disk.wipe.before")
-	if _, err := d.run(ctx, "wipe", name, makeTimeout, "wipefs", "--all", "--quiet"); err != nil {
+	if err := d.change(ctx, "wipe", name, makeTimeout, "wipefs", "--all", "--quiet", d.dev(name)); err != nil {
 		return err
 	}
 	if err := d.settle(name); err != nil {
@@ -55,7 +55,7 @@ func (d *Set) MakeFilesystem(ctx context.Context, name string, f host.Filesystem
 		return fmt.Errorf("make %s on /dev/%s: %w", f.Type, name, err)
 	}
 	crash.Point("host.disk.make.before")
-	if _, err := d.run(ctx, "make "+f.Type+" on", name, makeTimeout, argv...); err != nil {
+	if err := d.change(ctx, "make "+f.Type+" on", name, makeTimeout, append(argv, d.dev(name))...); err != nil {
 		return err
 	}
 	if err := d.settle(name); err != nil {
@@ -69,6 +69,9 @@ func (d *Set) MakeFilesystem(ctx context.Context, name string, f host.Filesystem
 // holder or swap has the disk, whatever any table says. A program of an agent
 // that was killed may still be at it, so it is asked for a while.
 func (d *Set) exclusive(ctx context.Context, name string) error {
+	if err := d.cfg.Changes.Idle(ctx, name); err != nil {
+		return err
+	}
 	for range busyTries {
 		err := d.alone(name)
 		if !errors.Is(err, host.ErrBusy) {
@@ -101,24 +104,15 @@ func (d *Set) settle(name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// run runs a program on a disk, which is its last argument.
+// run runs a program that reads a disk, which is its last argument.
 func (d *Set) run(ctx context.Context, what, name string, timeout time.Duration, argv ...string) ([]byte, error) {
-	return d.program(ctx, what, name, timeout, append(argv, d.dev(name)))
-}
-
-func (d *Set) mdadm(ctx context.Context, what, name string, argv []string) error {
-	_, err := d.program(ctx, what, name, arrayTimeout, argv)
-	return err
-}
-
-func (d *Set) program(ctx context.Context, what, name string, timeout time.Duration, argv []string) ([]byte, error) {
 	dev := d.dev(name)
 	program, err := d.cfg.Find(ctx, argv[0])
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", what, dev, err)
 	}
 	res, err := d.cfg.Children.Run(ctx, child.Spec{
-		Argv: append([]string{program}, argv[1:]...), Timeout: timeout, Key: "disk " + name,
+		Argv: append(append([]string{program}, argv[1:]...), dev), Timeout: timeout, Key: "disk " + name,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", what, dev, err)
@@ -128,6 +122,18 @@ func (d *Set) program(ctx context.Context, what, name string, timeout time.Durat
 			strings.Join(strings.Fields(string(res.Stderr)), " "), errProgram)
 	}
 	return res.Stdout, nil
+}
+
+// change runs a program that changes a disk or an array.
+func (d *Set) change(ctx context.Context, what, name string, timeout time.Duration, argv ...string) error {
+	program, err := d.cfg.Find(ctx, argv[0])
+	if err == nil {
+		err = d.cfg.Changes.Change(ctx, name, append([]string{program}, argv[1:]...), timeout)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", what, d.dev(name), err)
+	}
+	return nil
 }
 
 // errProgram is wrapped by the error of a program that says that it did not do

@@ -30,8 +30,10 @@ const (
 
 // Config says how to look and where.
 type Config struct {
-	// Children runs the programs.
+	// Children runs the programs that read.
 	Children *child.Runner
+	// Changes runs the programs that change.
+	Changes Changer
 	// Find returns the path of a program.
 	Find func(ctx context.Context, name string) (string, error)
 	// Sys, Proc and Dev are those file systems; unset: /sys, /proc and /dev.

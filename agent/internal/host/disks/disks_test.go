@@ -2,6 +2,7 @@ package disks
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -17,8 +19,23 @@ import (
 
 func newSet(cfg Config) *Set {
 	cfg.Children = child.New(child.Config{Logger: slog.New(slog.DiscardHandler)})
+	cfg.Changes = direct{cfg.Children}
 	cfg.Find = func(_ context.Context, name string) (string, error) { return exec.LookPath(name) }
 	return New(cfg)
+}
+
+// direct changes disks without systemd, of which these tests know nothing:
+// test/e2e/storage_scratch has both.
+type direct struct{ children *child.Runner }
+
+func (direct) Idle(context.Context, string) error { return nil }
+
+func (d direct) Change(ctx context.Context, device string, argv []string, limit time.Duration) error {
+	res, err := d.children.Run(ctx, child.Spec{Argv: argv, Timeout: limit, Key: device})
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("%s: %w", res.Stderr, errProgram)
+	}
+	return err
 }
 
 // inDir finds programs in one directory only.
