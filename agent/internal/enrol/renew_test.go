@@ -65,7 +65,8 @@ func TestRenewal(t *testing.T) {
 	if public, ok := after.Key.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(before.Key.Public()) {
 		t.Error("the key has changed")
 	}
-	if after.Leaf().Equal(before.Leaf()) || after.ID != before.ID || !after.NotAfter().After(before.NotAfter()) {
+	// Certificates end at whole seconds, and two renewals may be within one.
+	if after.Leaf().Equal(before.Leaf()) || after.ID != before.ID || after.NotAfter().Before(before.NotAfter()) {
 		t.Errorf("from %s to %s", before.NotAfter(), after.NotAfter())
 	}
 	if stored, err := enrol.Open(cfg); err != nil || stored.NotAfter().Before(after.NotAfter()) {
