@@ -46,7 +46,7 @@ func executorMutants() []mutant {
 		{
 			name: "boot-id", guards: "what a reboot has undone is done again",
 			file: executor + "/resume.go", judge: []string{executor},
-			old: "\tif !done || !again || sr.GetBootId() == t.e.cfg.BootID {", new: "\tif done || !done || again {",
+			old: "\tif !done || !again || sr.GetBootId() == t.e.cfg.BootID || t.gaveWay(i) {", new: "\tif done || !done || again {",
 		},
 		{
 			name: "secret-digest", guards: "a value that is not the one that was signed is not written",
