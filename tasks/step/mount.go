@@ -281,7 +281,7 @@ func (s setMount) stage(ctx context.Context, h host.Host, do func(context.Contex
 		return true, err
 	}
 	if err != nil {
-		return false, nil //nolint:nilerr // it is still in use; the next stage has its turn
+		return false, nil // it is still in use; the next stage has its turn
 	}
 	mounted, err = s.mounted(limited, h)
 	return !mounted, err

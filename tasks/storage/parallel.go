@@ -25,6 +25,7 @@ func lustreSource(l *storagev1.LustreSource) source {
 		locks = "localflock"
 	case storagev1.LustreLocks_LUSTRE_LOCKS_NONE:
 		locks = "noflock"
+	default: // for the whole cluster
 	}
 	s := source{
 		what: name, unitType: "lustre", options: []string{"_netdev", locks}, network: true, after: []string{"lnet.service"},

@@ -146,6 +146,7 @@ func (s *survey) release(policy storagev1.UnmountPolicy) tasks.Step {
 		args.Release = taskv1.MountRelease_MOUNT_RELEASE_FORCE
 	case storagev1.UnmountPolicy_UNMOUNT_POLICY_LAZY:
 		args.Release = taskv1.MountRelease_MOUNT_RELEASE_LAZY
+	default: // in order, or not at all
 	}
 	return step.SetMount(args)
 }

@@ -170,7 +170,7 @@ func spare(jobs []job) (out []job) {
 	taken := map[string]string{}
 	for _, j := range jobs {
 		// What comes after a boot may come too late for a case to wait for it.
-		if !j.story.own && !(j.story.boots && j.injury.point.Spot == "apart") {
+		if !j.story.own && (!j.story.boots || j.injury.point.Spot != "apart") {
 			taken[j.injury.point.Name] = "a kind"
 		}
 	}

@@ -30,7 +30,7 @@ func (c *Clock) Pass(d time.Duration) { c.ahead.Add(int64(d)) }
 
 // goOn makes it the time after a cluster was saved, by both clocks.
 func (c *Clock) goOn(saved Saved, after time.Duration) {
-	c.ahead.Store(int64(saved.Time.Add(after).Sub(time.Now())))
+	c.ahead.Store(int64(time.Until(saved.Time.Add(after))))
 	c.booted.Store(0)
 	c.booted.Store(int64(saved.Boot + after - c.Boot()))
 }

@@ -138,7 +138,7 @@ func Load(t *testing.T, file string, after time.Duration) (*Cluster, Saved, map[
 func unpack(t *testing.T, file, dir string) {
 	t.Helper()
 	f := must(os.Open(file))(t)
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close() // it was only read
 	r := tar.NewReader(must(gzip.NewReader(f))(t))
 	for {
 		h, err := r.Next()

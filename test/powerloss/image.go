@@ -29,8 +29,6 @@ const (
 	Names
 	// Data: every change of a file, and of no directory.
 	Data
-
-	modes
 )
 
 // sector is the most that a disk writes whole.

@@ -238,7 +238,7 @@ func (n *gpuNode) edge(text []byte) error {
 		return err
 	}
 	if n.stream.Context().Err() != nil {
-		return nil
+		return nil //nolint:nilerr // it is told in the next session
 	}
 	return n.flush()
 }

@@ -28,7 +28,7 @@ var (
 
 // shm makes a directory in memory, where a sync costs nothing.
 func shm(t *testing.T) string {
-	dir, err := os.MkdirTemp("/dev/shm", "millwright-simulation-")
+	dir, err := os.MkdirTemp("/dev/shm", "millwright-simulation-") //nolint:usetesting // in memory
 	if err != nil {
 		dir = t.TempDir()
 	}

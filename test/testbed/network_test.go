@@ -15,11 +15,11 @@ import (
 func TestCutOneWay(t *testing.T) {
 	tb := testbedtest.Up(t, testbed.Config{Nodes: 1})
 	n1 := mustNode(t, tb, "n1")
-	here, err := net.ListenPacket("udp", net.JoinHostPort(tb.Address().String(), "0"))
+	here, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", net.JoinHostPort(tb.Address().String(), "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer here.Close()
+	defer func() { _ = here.Close() }()
 	_, port, _ := net.SplitHostPort(here.LocalAddr().String())
 	testbedtest.Exec(t, n1, "sh", "-c", `python3 -c '
 import socket
@@ -88,11 +88,11 @@ func TestWorseLine(t *testing.T) {
 	connect := func() time.Duration {
 		t.Helper()
 		begin := time.Now()
-		conn, err := net.DialTimeout("tcp", net.JoinHostPort(n1.Addr().String(), "4998"), 30*time.Second)
+		conn, err := (&net.Dialer{Timeout: 30 * time.Second}).DialContext(t.Context(), "tcp", net.JoinHostPort(n1.Addr().String(), "4998"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close()
+		defer func() { _ = conn.Close() }()
 		return time.Since(begin)
 	}
 	if took := connect(); took >= 300*time.Millisecond {
@@ -113,7 +113,7 @@ func TestWorseLine(t *testing.T) {
 	if mend, err = n1.Worsen(t.Context(), testbed.Line{Loss: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if conn, err := net.DialTimeout("tcp", net.JoinHostPort(n1.Addr().String(), "4998"), 2*time.Second); err == nil {
+	if conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(t.Context(), "tcp", net.JoinHostPort(n1.Addr().String(), "4998")); err == nil {
 		_ = conn.Close()
 		t.Error("a line that loses all lets a connection through")
 	}

@@ -38,7 +38,7 @@ func (t *task) again(ctx context.Context, i int, err error) (bool, error) {
 	}
 	if !repeatable(planned) || !tasks.IsTransient(err) || ctx.Err() != nil || errors.Is(err, errHangs) ||
 		sr.GetFailures()+1 >= planned.GetMaxAttempts() {
-		return false, nil
+		return false, nil //nolint:nilerr // the caller has the error, and the step fails by it
 	}
 	sr.Failures++
 	wait := backOff(planned, sr.GetFailures())

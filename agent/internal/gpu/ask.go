@@ -137,6 +137,7 @@ func (s *Supervisor) Quiesce(ctx context.Context) (resume func(), err error) {
 		switch s.Status().GetState() {
 		case gpuv1.DriverState_DRIVER_STATE_QUIESCED, gpuv1.DriverState_DRIVER_STATE_OFF:
 			return resume, nil
+		default: // not yet
 		}
 		select {
 		case <-changed:

@@ -44,7 +44,7 @@ func withDir(m *testing.M) int {
 	if err != nil {
 		panic(err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	if err := os.Setenv(built, dir); err != nil {
 		panic(err)
 	}

@@ -72,7 +72,7 @@ func TestHeaders(t *testing.T) {
 			if _, err := n.Events(t.Context()); v == "" && err != nil {
 				t.Error(err)
 			}
-			if st := n.bench.Status(); st.GetStarts() != 1 {
+			if st := n.Status(); st.GetStarts() != 1 {
 				t.Errorf("status %v", st)
 			}
 			t.Logf("lacks %v", inv.GetMissingFunctions())

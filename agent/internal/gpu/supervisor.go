@@ -56,7 +56,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		}
 		v, proven := s.live(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it was asked to end
 		}
 		if proven {
 			pause = s.cfg.Pause / 16

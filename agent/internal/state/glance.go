@@ -34,7 +34,7 @@ func GlanceFile(path string) (f Facts, err error) {
 	if err != nil {
 		return f, fmt.Errorf("open state file: %w", err)
 	}
-	defer file.Close() //nolint:errcheck // it was only read
+	defer file.Close() // it was only read
 	metas, problems := openPages(file)
 	if err := errors.Join(problems...); err != nil {
 		return f, damage("", err)

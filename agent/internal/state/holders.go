@@ -26,7 +26,7 @@ func Holders(path string) []string {
 	if err != nil {
 		return nil
 	}
-	defer locks.Close() //nolint:errcheck // it was only read
+	defer locks.Close() // it was only read
 	// 1: FLOCK  ADVISORY  WRITE 708 08:01:656463 0 EOF
 	// An overlay names another device there than stat does.
 	inode := fmt.Sprintf(":%d", st.Ino)

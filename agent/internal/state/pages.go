@@ -325,7 +325,7 @@ func checkStructure(path string) error {
 	if err != nil {
 		return fmt.Errorf("open state file: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close() // it was only read
 	metas, problems := openPages(f)
 	if len(metas) == 0 {
 		err := errors.Join(problems...)

@@ -46,7 +46,7 @@ func RepairFile(path, out string) (*Rescue, error) {
 	if err != nil {
 		return nil, fmt.Errorf("repair state file: %w", err)
 	}
-	defer in.Close() //nolint:errcheck // it was only read
+	defer in.Close() // it was only read
 	metas, problems := openPages(in)
 	if len(metas) == 0 {
 		return nil, fmt.Errorf("repair %s: %w: no root is left: %w", path, ErrDamaged, errors.Join(problems...))
@@ -144,7 +144,7 @@ func Mark(dir string) (*agentv1.JournalMark, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read high-water mark: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close() // it was only read
 	m := &markFile{file: f}
 	var last *agentv1.JournalMark
 	for slot := range int64(2) {

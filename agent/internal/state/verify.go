@@ -164,7 +164,7 @@ func Verified(r child.Result, err error) (f Facts, _ error) {
 func verified(r child.Result, err error, into any) error {
 	var signal *child.SignalError
 	if errors.As(err, &signal) && isFault(signal.Signal) {
-		return fmt.Errorf("%w: the process that read it died: %s", ErrDamaged, signal)
+		return fmt.Errorf("%w: the process that read it died: %w", ErrDamaged, signal)
 	}
 	if err != nil {
 		return fmt.Errorf("look at the state file in another process: %w", err)

@@ -157,8 +157,9 @@ func gpuNext(g *healthv1.GpuHealth) []string {
 			lines = append(lines, "reboot it by a signed task: millctl task run system.reboot -n "+node)
 		}
 		return append(lines, "see how it came to this: millctl health history "+node, "follow it: millctl health watch -n "+node)
+	default:
+		return nil
 	}
-	return nil
 }
 
 func (a *app) healthHistoryCmd() *cobra.Command {

@@ -90,7 +90,7 @@ func (t *Tx) keptConditions(node string) (map[string]bool, error) {
 	if kept, ok := t.kept[node]; ok {
 		return kept, nil
 	}
-	rows, err := t.View.Health(node, MaxConditions)
+	rows, err := t.Health(node, MaxConditions)
 	if err != nil {
 		return nil, err
 	}

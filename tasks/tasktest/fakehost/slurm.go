@@ -218,7 +218,7 @@ func (n *Node) startSlurm(unit string) error {
 	}
 	options := n.slurmOptions()
 	if n.ask("slurmd") != nil || s.tooNew() {
-		return nil // it goes on trying, and exits only later
+		return nil //nolint:nilerr // it goes on trying, and exits only later
 	}
 	if len(n.slurmDevices) > 0 { // slurmd shows the controller's configuration while it runs
 		n.mkdirAll(path.Dir(fakeGresConf))

@@ -58,7 +58,7 @@ func install(t *testing.T, c *clustertest.Cluster, node string) {
 	dir := filepath.Join("/var/cache/millwright-testbed", "containerd-"+newer)
 	programs := []string{"containerd", "containerd-shim-runc-v2", "ctr"}
 	if _, err := os.Stat(dir); err != nil {
-		tmp, err := os.MkdirTemp("/var/cache/millwright-testbed", "tmp-containerd-")
+		tmp, err := os.MkdirTemp("/var/cache/millwright-testbed", "tmp-containerd-") //nolint:usetesting // it is renamed, so it must be on the same file system
 		if err != nil {
 			t.Fatal(err)
 		}

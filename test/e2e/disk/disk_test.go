@@ -50,7 +50,7 @@ func up(t *testing.T) *site {
 
 func (s *site) with(t *testing.T) *site {
 	sub := *s
-	sub.Cluster = s.Cluster.With(t)
+	sub.Cluster = s.With(t)
 	return &sub
 }
 

@@ -99,7 +99,7 @@ func (n *node) millctl(args ...string) string {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return string(out.Stdout)
+	return out.Stdout
 }
 
 // read reads what millctl says as JSON.

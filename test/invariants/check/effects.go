@@ -111,6 +111,7 @@ func (c *run) intents() {
 				if set[i.GetKey()] != i.GetTaskId() || i.GetTaskId() == "" {
 					c.fail(Authorised, j.node, i.GetTaskId(), "intent %s was restored, and is not one that its task has set", i.GetKey())
 				}
+			default: // what ends or rests is free to
 			}
 		}
 	})

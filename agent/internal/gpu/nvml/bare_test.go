@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 		if _, ret := api.DeviceGetHandleByIndex(0); ret != gonvml.SUCCESS {
 			os.Exit(3)
 		}
-		api.SystemGetDriverVersion()
+		_, _ = api.SystemGetDriverVersion()
 		os.Exit(5)
 	}
 	os.Exit(m.Run())

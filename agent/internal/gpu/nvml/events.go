@@ -94,7 +94,7 @@ func (l *Library) register(all []*device) bool {
 // drop frees the set.
 func (l *Library) drop() {
 	if l.watch.ready {
-		call(l, "EventSetFree", func() (none, gonvml.Return) { return none{}, l.api.EventSetFree(l.watch.set) })
+		_, _ = call(l, "EventSetFree", func() (none, gonvml.Return) { return none{}, l.api.EventSetFree(l.watch.set) }) // the driver frees it with the process
 	}
 	l.watch = watch{}
 }

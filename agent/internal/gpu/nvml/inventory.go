@@ -129,7 +129,7 @@ func (l *Library) memory(d *device) (m gonvml.Memory, name string, ret gonvml.Re
 	if l.has["DeviceGetMemoryInfo_v2"] {
 		v2, ret := call(l, "DeviceGetMemoryInfo_v2", func() (gonvml.Memory_v2, gonvml.Return) { return l.api.DeviceGetMemoryInfo_v2(d.handle) })
 		if ret == gonvml.SUCCESS {
-			return gonvml.Memory{Total: v2.Total, Free: v2.Free, Used: v2.Used}, "DeviceGetMemoryInfo_v2", ret
+			return gonvml.Memory{Total: v2.Total, Free: v2.Free, Used: v2.Used}, "DeviceGetMemoryInfo_v2", ret //nolint:nilerr // NVML's success is a value of its error type
 		}
 	}
 	m, ret = call(l, "DeviceGetMemoryInfo", func() (gonvml.Memory, gonvml.Return) { return l.api.DeviceGetMemoryInfo(d.handle) })

@@ -139,6 +139,7 @@ func unstarted(ret gonvml.Return) error {
 		f.Message = "the kernel's driver is not loaded: modprobe nvidia, and see the kernel's log if that fails"
 	case gonvml.ERROR_NO_PERMISSION:
 		f.Message += ": the agent may not open /dev/nvidiactl; see DeviceAllow= of its unit"
+	default: // the driver's own words are all that is known
 	}
 	return f
 }

@@ -70,8 +70,9 @@ func reason(ret gonvml.Return) gpuv1.UnknownReason {
 		return gpuv1.UnknownReason_UNKNOWN_REASON_GPU_LOST
 	case gonvml.ERROR_RESET_REQUIRED:
 		return gpuv1.UnknownReason_UNKNOWN_REASON_RESET_REQUIRED
+	default:
+		return gpuv1.UnknownReason_UNKNOWN_REASON_ERROR
 	}
-	return gpuv1.UnknownReason_UNKNOWN_REASON_ERROR
 }
 
 // u32 turns what go-nvml gives as int into what it is.

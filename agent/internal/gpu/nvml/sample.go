@@ -123,7 +123,7 @@ func (l *Library) read(r *reading, d *device, g *gpuv1.GpuSample, of []fieldOf) 
 	for i := range of {
 		values[i].FieldId = of[i].id
 	}
-	l.fields(d, values)
+	_ = l.fields(d, values) // each value has its own return
 	for i, f := range of {
 		if ret := gonvml.Return(values[i].NvmlReturn); ret != gonvml.SUCCESS {
 			r.miss(f.name, fieldValues, ret)
@@ -147,8 +147,9 @@ func number(v gonvml.FieldValue) uint64 {
 		return uint64(max(0, math.Float64frombits(n)))
 	case gonvml.VALUE_TYPE_SIGNED_LONG_LONG:
 		return uint64(max(0, int64(n)))
+	default: // the unsigned ones of 64 bits
+		return n
 	}
-	return n
 }
 
 func (l *Library) fast(r *reading, d *device, g *gpuv1.GpuSample) {
@@ -230,7 +231,7 @@ func (l *Library) linkCounters(d *device, g *gpuv1.GpuSample) {
 			values = append(values, gonvml.FieldValue{FieldId: f.id, ScopeId: uint32(link)})
 		}
 	}
-	l.fields(d, values)
+	_ = l.fields(d, values) // each value has its own return
 	for i, link := range d.links {
 		r, n := &reading{l: l}, &gpuv1.NvLinkSample{Link: uint32(link)}
 		get(r, "active", &n.Active, "DeviceGetNvLinkState", func() (bool, gonvml.Return) { return on(l.api.DeviceGetNvLinkState(d.handle, link)) })

@@ -175,8 +175,8 @@ func (r *Runtime) settle(ctx context.Context, ctr client.Container, exit <-chan 
 		case <-exit:
 			exit = nil // the word of the kernel may come later
 			timer.Reset(min(r.cfg.Settle, 500*time.Millisecond))
-		case <-lost:
-			lost = nil // it is only known less well
+		case <-lost: //nolint:errcheck // it is only known less well
+			lost = nil
 		case e := <-seen:
 			if e == nil {
 				seen = nil

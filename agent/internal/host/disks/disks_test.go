@@ -126,7 +126,7 @@ func loop(t *testing.T) (name, image string) {
 	if err := os.Truncate(image, 320<<20); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("losetup", "--find", "--show", image).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "losetup", "--find", "--show", image).CombinedOutput()
 	if err != nil {
 		t.Fatalf("make a loop device: %v %s", err, out)
 	}
@@ -137,7 +137,7 @@ func loop(t *testing.T) (name, image string) {
 
 func run(t testing.TB, argv ...string) {
 	t.Helper()
-	if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(context.WithoutCancel(t.Context()), argv[0], argv[1:]...).CombinedOutput(); err != nil {
 		t.Errorf("%v: %v %s", argv, err, out)
 	}
 }

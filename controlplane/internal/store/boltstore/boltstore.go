@@ -246,7 +246,7 @@ func Check(path string) (err error) {
 	if err != nil {
 		return fmt.Errorf("open store: %w", err)
 	}
-	defer file.Close() //nolint:errcheck // it was only read
+	defer file.Close() // it was only read
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: openTimeout, ReadOnly: true})
 	switch {
 	case unavailable(err):

@@ -139,8 +139,9 @@ func judge(err error, ended *os.ProcessState, said string, size uint64) error {
 		switch st.Signal() {
 		case unix.SIGBUS, unix.SIGSEGV, unix.SIGABRT, unix.SIGILL, unix.SIGFPE, unix.SIGXCPU:
 			return died(st.Signal().String())
+		default:
+			return fmt.Errorf("look at the store in another process: it was ended: %s", st.Signal())
 		}
-		return fmt.Errorf("look at the store in another process: it was ended: %s", st.Signal())
 	}
 	first, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
 	switch ended.ExitCode() {
