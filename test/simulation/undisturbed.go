@@ -48,7 +48,7 @@ func monitorSlack(ns string) error {
 	if err != nil {
 		return fmt.Errorf("find the runtime's monitor: %w", err)
 	}
-	defer dir.Close() //nolint:errcheck // it was only read
+	defer dir.Close() // it was only read
 	threads, err := dir.Readdirnames(2)
 	if err != nil || len(threads) < 2 {
 		return fmt.Errorf("find the runtime's monitor among %q: %w", threads, err)
