@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,28 +185,37 @@ func (n *node) place(gpu int) string {
 func faults(t *testing.T, n *node) {
 	n.await("eight GPUs are well", n.well)
 	for i, g := range n.gpus() {
-		if int(g.GetIndex()) != i || g.GetModel() == "" || !strings.HasPrefix(g.GetUuid(), "GPU-") || g.GetSample().GetGpuCelsius() == 0 {
+		if int(g.GetIndex()) != i || g.GetModel() == "" || !strings.HasPrefix(g.GetUuid(), "GPU-") {
 			t.Errorf("GPU %d is %v", i, g)
 		}
 	}
+	n.await("each GPU has a sample", func() bool {
+		return !slices.ContainsFunc(n.gpus(), func(g *healthv1.GpuHealth) bool { return g.GetSample().GetGpuCelsius() == 0 })
+	})
 	n.set("3", "temperature=99")
 	n.await("GPU 3 is too hot", func() bool { return n.state(3, "gpu.temperature") == raised })
-	said := n.millctl("gpu", "get", n.name+"/3")
-	for _, words := range []string{"GPU is too hot", "99", "means:", "do: look at the cooling"} {
-		if !strings.Contains(said, words) {
-			t.Errorf("gpu get does not say %q:\n%s", words, said)
-		}
-	}
+	n.says("3", "GPU is too hot", "99 C", "means:", "do: look at the cooling")
 	n.set("3", "temperature=40")
 	n.await("GPU 3 is well again", n.well)
 	n.logs(n.place(5), 79)
 	n.await("GPU 5 is off the bus", func() bool { return n.state(5, "gpu.xid.79") == raised })
-	if got := n.millctl("node", "get", n.name); !strings.Contains(got, "GPUReady") {
-		t.Errorf("the node says\n%s", got)
-	}
-	if said := n.millctl("gpu", "get", n.name+"/5"); !strings.Contains(said, "gpu.xid.79") || !strings.Contains(said, "millctl task run system.reboot -n "+n.name) {
-		t.Errorf("gpu get says\n%s", said)
-	}
+	n.says("5", "gpu.xid.79", "millctl task run system.reboot -n "+n.name)
+	n.await("the node says that its GPUs are not ready", func() bool {
+		return slices.ContainsFunc(strings.Split(n.millctl("node", "get", n.name), "\n"), func(line string) bool {
+			f := strings.Fields(line)
+			return len(f) > 1 && f[0] == "GPUReady" && f[1] == "false"
+		})
+	})
+}
+
+// says waits until gpu get says all of the words: the change of a condition, and
+// the report with its values, come one after the other.
+func (n *node) says(gpu string, words ...string) {
+	n.t.Helper()
+	n.await("gpu get explains GPU "+gpu, func() bool {
+		said := n.millctl("gpu", "get", n.name+"/"+gpu)
+		return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(said, w) })
+	})
 }
 
 // drivers: each way in which the driver fails is told by its condition within a few periods;
