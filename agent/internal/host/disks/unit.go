@@ -56,12 +56,6 @@ func (c inUnits) Idle(ctx context.Context, device string) error {
 	}
 }
 
-type execLine struct {
-	Path          string
-	Args          []string
-	IgnoreFailure bool
-}
-
 // Change implements [Changer].
 func (c inUnits) Change(ctx context.Context, device string, argv []string, limit time.Duration) error {
 	name := unitOf(device)
@@ -73,7 +67,7 @@ func (c inUnits) Change(ctx context.Context, device string, argv []string, limit
 		sd.PropDescription("Millwright changes disk " + device),
 		sd.PropSlice("millwright.slice"),
 		sd.PropType("oneshot"),
-		property("ExecStart", []execLine{{Path: argv[0], Args: argv}}),
+		systemd.ExecStart(argv),
 		property("Environment", []string{"PATH=" + shim.Path, "LC_ALL=C.UTF-8"}),
 		property("StandardInput", "null"),
 		property("TimeoutStartUSec", uint64(limit.Microseconds())),

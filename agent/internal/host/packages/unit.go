@@ -79,12 +79,6 @@ type bindPath struct {
 	Flags          uint64
 }
 
-type execLine struct {
-	Path          string
-	Args          []string
-	IgnoreFailure bool
-}
-
 func property(name string, value any) sd.Property {
 	return sd.Property{Name: name, Value: dbus.MakeVariant(value)}
 }
@@ -95,7 +89,7 @@ func properties(argv []string, policy string) []sd.Property {
 		sd.PropDescription("Millwright changes packages"),
 		sd.PropSlice("millwright.slice"),
 		sd.PropType("oneshot"),
-		property("ExecStart", []execLine{{Path: argv[0], Args: argv}}),
+		systemd.ExecStart(argv),
 		property("Environment", []string{
 			"PATH=" + shim.Path, "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "DEBIAN_PRIORITY=critical",
 			"APT_LISTCHANGES_FRONTEND=none", "NEEDRESTART_SUSPEND=1", "UCF_FORCE_CONFFOLD=1",

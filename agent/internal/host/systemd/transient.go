@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	sd "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -28,4 +29,17 @@ func (c *Conn) RunTransient(ctx context.Context, name string, properties []sd.Pr
 		return nil
 	}
 	return c.jobError(ctx, begin, "run", name, "", u)
+}
+
+// execLine is one line of an Exec property, as the bus has it.
+type execLine struct {
+	Path          string
+	Args          []string
+	IgnoreFailure bool
+}
+
+// ExecStart returns the property of a unit that runs argv, whose first word is
+// the program's path.
+func ExecStart(argv []string) sd.Property {
+	return sd.Property{Name: "ExecStart", Value: dbus.MakeVariant([]execLine{{Path: argv[0], Args: argv}})}
 }

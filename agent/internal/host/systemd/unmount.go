@@ -42,17 +42,10 @@ func (c *Conn) unmount(ctx context.Context, how, target string) error {
 		{Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")},
 		{Name: "TimeoutStartUSec", Value: dbus.MakeVariant(limit)},
 		{Name: "TimeoutStopUSec", Value: dbus.MakeVariant(uint64(time.Second.Microseconds()))},
-		{Name: "ExecStart", Value: dbus.MakeVariant([]execLine{{Path: argv[0], Args: argv}})},
+		ExecStart(argv),
 	})
 	if err != nil {
 		return fmt.Errorf("umount %s %s: %w", how, target, err)
 	}
 	return crash.Fault("host.unmount.after")
-}
-
-// execLine is one line of an Exec property, as the bus has it.
-type execLine struct {
-	Path          string
-	Args          []string
-	IgnoreFailure bool
 }
