@@ -186,7 +186,7 @@ func (r *Replay) begins(i int) bool {
 func promised(ps []Promise) uint64 {
 	var sum uint64
 	for _, p := range ps {
-		sum = sum*31 + uint64(p.From) //nolint:gosec // an index is not negative
+		sum = sum*31 + uint64(p.From) // an index is not negative
 	}
 	return sum
 }

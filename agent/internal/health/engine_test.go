@@ -111,12 +111,12 @@ func TestEveryXID(t *testing.T) {
 			case "line":
 				s.line(line)
 			case "event":
-				s.event(8, uint64(n)) //nolint:gosec // of the table
+				s.event(8, uint64(n)) // of the table
 			case "both":
 				s.line(line)
-				s.event(8, uint64(n)) //nolint:gosec // of the table
+				s.event(8, uint64(n)) // of the table
 			case "event first":
-				s.event(8, uint64(n)) //nolint:gosec // of the table
+				s.event(8, uint64(n)) // of the table
 				s.line(line)
 			}
 			edges := s.tell()
@@ -125,7 +125,7 @@ func TestEveryXID(t *testing.T) {
 			}
 			c := edges[0].GetCondition()
 			if c.GetKey() != key || c.GetState() != raised || c.GetSeverity() != severityOf(row.Severity) || c.GetAction() != actionOf(row.Action) ||
-				c.GetNumber() != uint32(n) || c.GetCount() != 1 || c.GetMeaning() != row.Meaning { //nolint:gosec // of the table
+				c.GetNumber() != uint32(n) || c.GetCount() != 1 || c.GetMeaning() != row.Meaning { // of the table
 				t.Errorf("XID %d from %s: %v, want %s and %s", n, from, c, row.Severity, row.Action)
 			}
 			s.at(time.Minute)

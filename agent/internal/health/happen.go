@@ -108,7 +108,7 @@ func (e *engine) xid(h happening, t moment) {
 		}
 	}
 	if row.DriverDecides && h.line != nil && h.line.Recovery >= 0 && h.at.uuid != "" {
-		n := uint32(h.line.Recovery) //nolint:gosec // four hexadecimal digits
+		n := uint32(h.line.Recovery) // four hexadecimal digits
 		e.gpuState(h.at.uuid).toldAction = &n
 		for _, r := range deviceRules() {
 			if r.Code == "gpu.recovery_action" {
@@ -169,7 +169,7 @@ func (e *engine) happened(r *Rule, h happening, t moment) {
 	if words == "" && c.now.GetState() == raised {
 		words = c.now.GetMessage()
 	}
-	c.now.Title, c.now.Meaning, c.now.Number = r.Title, r.Meaning, uint32(h.number) //nolint:gosec // bounded by who reads it
+	c.now.Title, c.now.Meaning, c.now.Number = r.Title, r.Meaning, uint32(h.number) // bounded by who reads it
 	c.settles = severity <= warning
 	e.change(c, finding{state: raised, reason: "HAPPENED", message: words, severity: severity, action: action, source: h.from}, t, timestamppb.New(t.wall))
 	c.seen = t.boot
@@ -278,7 +278,7 @@ func (e *engine) over(which func(*condition) bool, reason string, t moment) {
 
 func severityOf(s xid.Severity) healthv1.Severity {
 	i := slices.Index([]xid.Severity{xid.Info, xid.Warning, xid.Degraded, xid.Fatal}, s)
-	return healthv1.Severity(i + 1) //nolint:gosec // one of four
+	return healthv1.Severity(i + 1) // one of four
 }
 
 func actionOf(a xid.Action) healthv1.Action {

@@ -74,7 +74,7 @@ func TestKills(t *testing.T) {
 			s.inventory()
 			for i, text := range lines { // the log is read from its beginning
 				var p kernel.Parser
-				s.takeLine(uint64(i+1), p.Parse(kernel.Record{Text: text}), s.at(time.Microsecond), s.boot) //nolint:gosec // an index
+				s.takeLine(uint64(i+1), p.Parse(kernel.Record{Text: text}), s.at(time.Microsecond), s.boot) // an index
 			}
 		}
 		for _, st := range steps(r) {

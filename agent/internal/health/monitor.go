@@ -203,7 +203,7 @@ func (m *Monitor) Report(whole bool) *healthv1.HealthReport {
 		return nil
 	}
 	t := m.now()
-	m.number = max(m.number+1, uint64(t.boot.Milliseconds())) //nolint:gosec // a boot has no negative time
+	m.number = max(m.number+1, uint64(t.boot.Milliseconds())) // a boot has no negative time
 	r := m.engine.report(whole, m.number, t)
 	r.KernelLinesLost = m.lost
 	return r

@@ -24,7 +24,7 @@ func (s *Store) Room() error {
 	if err := unix.Statfs(s.cfg.Dir, &st); err != nil {
 		return &os.PathError{Op: "statfs", Path: s.cfg.Dir, Err: err}
 	}
-	if free := st.Bavail * uint64(st.Bsize); free < s.cfg.Reserve { //nolint:gosec // a block has no negative size
+	if free := st.Bavail * uint64(st.Bsize); free < s.cfg.Reserve { // a block has no negative size
 		return fmt.Errorf("%s has %d KiB free and needs %d for one more task: %w", s.cfg.Dir, free>>10, s.cfg.Reserve>>10, syscall.ENOSPC)
 	}
 	if st.Files > 0 && st.Ffree < inodes {

@@ -254,7 +254,7 @@ func (b *Board) Status(node string) *healthv1.NodeHealth {
 	}
 	out.ReportTime, out.Period = timestamppb.New(s.at), durationpb.New(s.period)
 	out.Driver, out.BootId = s.driver, s.bootID
-	out.Gpus = uint32(len(s.inventory.GetGpus())) //nolint:gosec // at most 64
+	out.Gpus = uint32(len(s.inventory.GetGpus())) // at most 64
 	out.DriverVersion = s.inventory.GetDriverVersion()
 	return out
 }

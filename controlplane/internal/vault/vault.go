@@ -140,7 +140,7 @@ func (v *Vault) Put(what *secretv1.Secret, value []byte, rotate bool) (*secretv1
 		return nil, fmt.Errorf("there are %d versions of secrets, which is the most: remove old ones", len(v.secrets))
 	}
 	out := proto.CloneOf(what)
-	out.Version, out.Current, out.SizeBytes = newest.GetVersion()+1, false, uint32(len(value)) //nolint:gosec // at most 64 KiB
+	out.Version, out.Current, out.SizeBytes = newest.GetVersion()+1, false, uint32(len(value)) // at most 64 KiB
 	file, err := v.seal(out, value)
 	if err != nil {
 		return nil, err

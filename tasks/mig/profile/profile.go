@@ -150,11 +150,11 @@ func Match(n Name, offered []Offered) (Offered, error) {
 
 // distance is how far the memory is from gb gigabytes, in percent of gb.
 func (o Offered) distance(gb int) int {
-	want := uint64(gb) << 10 //nolint:gosec // at most four digits, and positive
+	want := uint64(gb) << 10 // at most four digits, and positive
 	d := max(o.MemoryMB, want) - min(o.MemoryMB, want)
-	return int(min(d*100/max(want, 1), 1000)) //nolint:gosec // bounded
+	return int(min(d*100/max(want, 1), 1000)) // bounded
 }
 
 func (o Offered) describe() string {
-	return Name{Slices: o.Slices, GB: int(min((o.MemoryMB+512)>>10, 9999)), With: o.With, Without: o.Without}.String() //nolint:gosec // bounded
+	return Name{Slices: o.Slices, GB: int(min((o.MemoryMB+512)>>10, 9999)), With: o.With, Without: o.Without}.String() // bounded
 }

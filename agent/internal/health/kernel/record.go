@@ -49,10 +49,10 @@ func ParseRecord(b []byte) (Record, error) {
 	}
 	text, _, _ := bytes.Cut(rest, []byte("\n"))
 	return Record{
-		Facility: uint8(min(n[0]>>3, 255)), //nolint:gosec // bounded
+		Facility: uint8(min(n[0]>>3, 255)), // bounded
 		Level:    uint8(n[0] & 7),
 		Sequence: n[1],
-		Boot:     time.Duration(n[2]) * time.Microsecond, //nolint:gosec // bounded above
+		Boot:     time.Duration(n[2]) * time.Microsecond, // bounded above
 		Text:     unescape(text),
 	}, nil
 }

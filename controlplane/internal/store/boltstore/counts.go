@@ -34,12 +34,12 @@ func countRecords(tx *bolt.Tx, file io.ReaderAt) error {
 
 func (c counted) page(id uint64, depth int) error {
 	b := make([]byte, c.size)
-	if _, err := c.file.ReadAt(b, int64(id)*int64(c.size)); err != nil { //nolint:gosec // within the file
+	if _, err := c.file.ReadAt(b, int64(id)*int64(c.size)); err != nil { // within the file
 		return c.unread(id, err)
 	}
 	if more := int(binary.LittleEndian.Uint32(b[12:])); more > 0 {
 		rest := make([]byte, more*c.size)
-		if _, err := c.file.ReadAt(rest, (int64(id)+1)*int64(c.size)); err != nil { //nolint:gosec // within the file
+		if _, err := c.file.ReadAt(rest, (int64(id)+1)*int64(c.size)); err != nil { // within the file
 			return c.unread(id, err)
 		}
 		b = append(b, rest...)
