@@ -59,6 +59,9 @@ func TestAuditFindsWhatIsWrong(t *testing.T) {
 				t.Errorf("a changed row: %q, want one with %q", got, want)
 			}
 		}
+		if broke := w.broke(); !slices.ContainsFunc(broke, func(s string) bool { return strings.HasPrefix(s, "rows: ") && strings.Contains(s, id) }) {
+			t.Errorf("a changed row, in the merged history: %q, want rows with %s", broke, id)
+		}
 		if len(got) != 3 {
 			t.Errorf("three fields were changed, and %d are told: %q", len(got), got)
 		}

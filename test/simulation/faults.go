@@ -219,7 +219,7 @@ func (w *world) setClock() bool {
 	d := []time.Duration{-time.Hour, -10 * time.Minute, 0, 10 * time.Minute, time.Hour}[w.rng.IntN(5)]
 	w.trace("clock of %s %s", n.name, d)
 	n.step(d)
-	n.ahead = n.ahead || d > 0
+	n.clockSet, n.ahead = true, n.ahead || d > 0
 	return true
 }
 

@@ -46,7 +46,7 @@ type node struct {
 	offset time.Duration // of its wall clock; guarded by mu
 	boot   time.Time     // guarded by mu
 
-	rebooted, lost, failed, ahead bool // what happened to it; driver only
+	rebooted, lost, failed, clockSet, ahead bool // what happened to it; driver only
 }
 
 func (n *node) peerContext(ctx context.Context) context.Context { return peer.NewContext(ctx, n.peer) }

@@ -231,13 +231,29 @@ func (w *world) mend() {
 		}
 		time.Sleep(10 * time.Second)
 	}
-	w.wrong("not quiet within %s: %s", within, strings.Join(w.ops.unsettled(), ", "))
+	left := w.ops.unsettled()
+	for _, n := range w.nodes {
+		if !w.inSession(n) {
+			left = append(left, n.name+" has no session")
+		}
+	}
+	w.wrong("not quiet within %s: %s", within, strings.Join(left, ", "))
 }
 
-// quiet reports whether every order has ended or is held, and the server has
-// said so.
+// quiet reports whether every order has ended or is held, the server has said
+// so, and every node has an open session: all that it had to say was delivered.
 func (w *world) quiet() bool {
-	return len(w.ops.open()) == 0 && len(w.ops.unsettled()) == 0
+	return len(w.ops.open()) == 0 && len(w.ops.unsettled()) == 0 && !slices.ContainsFunc(w.nodes, func(n *node) bool { return !w.inSession(n) })
+}
+
+func (w *world) inSession(n *node) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(w.streams, func(s *stream) bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.node == n && s.welcomed && !s.clientGone && !s.hungUp
+	})
 }
 
 // unsettled are the orders that have not ended and are not held, with their

@@ -44,6 +44,7 @@ type stream struct {
 	toClient, toServer chan packet
 	server             context.CancelCauseFunc // nil until the server has heard of it; driver only
 	clientGone         bool                    // the end was delivered to the client; driver only
+	welcomed           bool                    // the server's Welcome was delivered to the client; driver only
 	serverGone         bool                    // the end was delivered to the server; driver only
 }
 

@@ -223,7 +223,7 @@ func (w *world) deliverUp(s *stream) {
 		return
 	}
 	w.arrive(s, p)
-	if p.message != nil && describe(p) != "hello" {
+	if p.message != nil {
 		w.remember(past{s.node, true, p})
 	}
 }
@@ -298,7 +298,8 @@ func (w *world) deliverDown(s *stream) {
 		return // the client has hung up
 	}
 	s.toClient <- p
-	if p.message != nil && describe(p) != "welcome" {
+	s.welcomed = s.welcomed || strings.HasPrefix(describe(p), "welcome")
+	if p.message != nil {
 		w.remember(past{s.node, false, p})
 	}
 }
