@@ -10,7 +10,8 @@ import (
 )
 
 // containers are container.run and container.stop. Their image is empty: the
-// program is the node's, seen through mounts.
+// program is the node's, seen through mounts. As a container's first process it
+// is deaf to the signal that asks it to end, and so is killed after the grace.
 func containers() []story {
 	run := story{
 		kind: "container.run", facts: containerFacts, state: succeeded,
@@ -19,6 +20,7 @@ func containers() []story {
 			return fmt.Sprintf(`name: %[1]s
 image: {digest: "%[2]s", ociArchive: /root/image-%[1]s.tar}
 argv: [/usr/bin/sleep, "100000"]
+stopGrace: 1s
 mounts:
 %[3]s`, l, digest, cluster.NodePrograms)
 		},

@@ -82,6 +82,9 @@ func keyed(broken story) story {
 ` + broken.prepare(l)
 	}
 	s.setup = func(ctx context.Context, t *trial) error {
+		if err := broken.setup(ctx, t); err != nil {
+			return err
+		}
 		_, err := t.operator(ctx, strings.Repeat("key of "+t.label+" ", 4), "secret", "put", t.label, "-f", "-")
 		return err
 	}

@@ -131,7 +131,7 @@ func many(t *testing.T, c *clustertest.Cluster, node string) {
 		c.Sh(node, `systemctl restart millwrightd.service; for i in $(seq 300); do millwrightd status -o json | grep -q '"connected": *true' && exit 0; sleep 0.05; done; exit 1`)
 		return time.Since(begin)
 	}
-	units := cmp.Or(os.Getenv("MILLWRIGHT_UNITS"), "1000") // make crash has 10,000
+	units := cmp.Or(os.Getenv("MILLWRIGHT_UNITS"), "1000") // make soak has 10,000
 	before := start()
 	out := c.Sh(node, "MILLWRIGHT_NODE_TEST=1 MILLWRIGHT_UNITS="+units+" TMPDIR=/var/tmp /opt/host.test -test.v -test.run '^TestManyUnits$' -test.timeout 25m || echo BAD")
 	after := start()
