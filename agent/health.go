@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -55,7 +56,7 @@ func (h *health) journal() *taskv1.Condition {
 	const typ = "JournalUnwritable"
 	err := h.node.executor.Problem()
 	if err == nil {
-		err = h.node.store.Room()
+		err = errors.Join(h.node.store.InPlace(), h.node.store.Room())
 	}
 	switch {
 	case err == nil:

@@ -107,6 +107,9 @@ func (s *Store) commit(group []*change) {
 		if last, err = newTx(btx, s.cfg).head(); err != nil {
 			return err
 		}
+		if err := s.InPlace(); err != nil {
+			return err
+		}
 		crash.Point("state.commit.before")
 		s.noteFreePages()
 		return s.cfg.Guard(false)

@@ -59,6 +59,12 @@ func (s *site) agentPID() string { return s.Sh("n1", "systemctl show -P MainPID 
 // sick waits until the operator sees that the node's disk is.
 func (s *site) sick(t *testing.T) {
 	t.Helper()
+	s.unwritable(t, "DISK_FULL", "make room")
+}
+
+// unwritable waits until the operator sees that the node's journal is, and why.
+func (s *site) unwritable(t *testing.T, reason, says string) {
+	t.Helper()
 	var last *nodev1.Node
 	s.until(t, "the node says that its journal cannot be written", func() bool {
 		n, err := s.Node(t.Context(), "n1")
@@ -68,7 +74,7 @@ func (s *site) sick(t *testing.T) {
 		last = n
 		for _, c := range n.GetConditions() {
 			if c.GetType() == "JournalUnwritable" && c.GetStatus() == taskv1.ConditionStatus_CONDITION_STATUS_TRUE {
-				return c.GetReason() == "DISK_FULL" && strings.Contains(c.GetMessage(), "make room")
+				return c.GetReason() == reason && strings.Contains(c.GetMessage(), says)
 			}
 		}
 		return false
@@ -154,6 +160,7 @@ func TestDisk(t *testing.T) {
 	s := up(t)
 	t.Run("full", func(t *testing.T) { full(t, s.with(t)) })
 	t.Run("full in the middle of mounts", func(t *testing.T) { mounts(t, s.with(t)) })
+	t.Run("state file moved away", func(t *testing.T) { moved(t, s.with(t)) })
 	t.Run("gone", func(t *testing.T) { gone(t, s.with(t)) })
 }
 
@@ -255,4 +262,28 @@ func gone(t *testing.T, s *site) {
 	if log := s.Sh("n1", "journalctl -b -u millwrightd.service"); strings.Contains(log, "new journal") {
 		t.Errorf("a new journal began: the one on the disk was behind what was acknowledged")
 	}
+}
+
+// moved takes the state file away from under the running agent: it says so, and
+// tells the server nothing that the next start would not find. Put back, all goes
+// on.
+func moved(t *testing.T, s *site) {
+	s.Sh("n1", "rm -f /root/runs /root/go")
+	id := s.Start("system.command", "n1", slow)
+	s.Await(id, running)
+	s.Sh("n1", "until test -s /root/runs; do sleep 0.1; done; mv "+testbed.StateDir+"/state.db "+testbed.StateDir+"/state.db.away")
+	s.unwritable(t, "WRITE_FAILED", testbed.StateDir+"/state.db was removed or renamed")
+	later := s.waits(t)
+	s.Sh("n1", "touch /root/go")
+	s.lives(t)
+	if task, err := s.Task(t.Context(), id); err != nil || task.GetState() != running {
+		t.Errorf("the task is %s, although its node could not write its end down (%v)", task.GetState(), err)
+	}
+	s.Sh("n1", "mv "+testbed.StateDir+"/state.db.away "+testbed.StateDir+"/state.db")
+	s.honest(t, id)
+	s.honest(t, later)
+	if runs := s.Sh("n1", "wc -l < /root/runs"); runs != "1" {
+		t.Errorf("one command ran %s times", runs)
+	}
+	s.same(t)
 }
