@@ -37,7 +37,10 @@ const (
 	serverProcess = "server"
 	trustDomain   = "testbed.example"
 	operator      = "alice"
-	pollEvery     = 50 * time.Millisecond
+	// Each look starts a program: what takes long is looked at less often.
+	pollEvery  = 50 * time.Millisecond
+	pollShare  = 10
+	pollAtMost = 400 * time.Millisecond
 )
 
 // Config says what to put where.
@@ -293,17 +296,20 @@ func (c *Cluster) binary(name, variant string) string {
 func (c *Cluster) poll(ctx context.Context, limit time.Duration, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
+	began := time.Now()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	<-timer.C
 	for {
 		err := check()
 		if err == nil {
 			return nil
 		}
+		timer.Reset(min(max(pollEvery, time.Since(began)/pollShare), pollAtMost))
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-tick.C:
+		case <-timer.C:
 		}
 	}
 }

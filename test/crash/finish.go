@@ -23,14 +23,14 @@ import (
 const ending = `dir=/var/lib/millwright-crash; hit='%[1]s'; id='%[2]s'; want=%[3]d; late=0; o=
 up() { test -e $dir/hit-'%[6]s' && set -- 1; want=$((%[3]d + ${1:-0}))
  test $(systemctl show -P NRestarts millwrightd.service) -ge $want && systemctl is-active --quiet millwrightd.service; }
-for i in $(seq 500); do
+for i in $(seq 200); do
   struck=no; { test -z "$hit" || test -e $dir/hit-$hit; } && struck=yes
-  { test $struck = no || up; } && o=$(millwrightd journal list $id -o json 2>/dev/null) || { test -z "$id" && test $struck = yes && break; sleep 0.05; continue; }
-  case "$o" in *'"acknowledged": true'*|*'"acknowledged":true'*|*TASK_STATE_HELD*) ;; *) sleep 0.05; continue;; esac
+  { test $struck = no || up; } && o=$(millwrightd journal list $id -o json 2>/dev/null) || { test -z "$id" && test $struck = yes && break; sleep 0.2; continue; }
+  case "$o" in *'"acknowledged": true'*|*'"acknowledged":true'*|*TASK_STATE_HELD*) ;; *) sleep 0.2; continue;; esac
   test $struck = yes && break
-  late=$((late+1)); test $late -gt %[4]d && break; sleep 0.1
+  late=$((late+1)); test $late -gt %[4]d && break; sleep 0.5
 done
-for i in $(seq 400); do u=$(systemctl list-units --all --no-legend --plain 'millwright-task-*'); test -z "$u" && break; sleep 0.05; done
+for i in $(seq 200); do u=$(systemctl list-units --all --no-legend --plain 'millwright-task-*'); test -z "$u" && break; sleep 0.1; done
 systemctl reset-failed 'broken-*' 2>/dev/null
 echo HIT $(test -n "$hit" && test -e $dir/hit-$hit && echo yes); echo LEFT $u $(systemctl --failed --no-legend --plain)
 echo JOURNAL $o; echo FACTS $(%[5]s)
@@ -41,16 +41,16 @@ const cleanup = `systemctl stop busy-%[1]s.service 2>/dev/null; umount /mnt/%[1]
 find /etc/systemd/system -lname '*mnt-%[1]s-data.mount' -delete
 if test -e /etc/default/millwright-slurmd; then ` + noMember + `; fi`
 
-// lateBy is how long a point may come after the end of the task, in tenths of a
+// lateBy is how long a point may come after the end of the task, in halves of a
 // second: heartbeats, and what is stored now and then.
 func (t *trial) lateBy() int {
 	if t.injury == nil || t.injury.nth > 1 {
-		return 10
+		return 2
 	}
 	if strings.Contains(t.injury.point.Name, "heartbeat") || strings.Contains(t.injury.point.Name, "seen") {
-		return 180
+		return 36
 	}
-	return 40
+	return 8
 }
 
 // firstPoint is the point at which the agent is killed before. Where the injury is a
@@ -120,7 +120,7 @@ func (t *trial) awaitServer(ctx context.Context) {
 		if t.c.Hit(ctx, nil, t.injury.point.Name) {
 			return
 		}
-		pause(ctx, 100*time.Millisecond)
+		pause(ctx, 500*time.Millisecond)
 	}
 }
 

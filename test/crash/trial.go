@@ -172,7 +172,7 @@ func (t *trial) begin(ctx context.Context, tracing bool) error {
 		// came; a new one begins with short waits.
 		script += "systemctl restart millwrightd.service\n"
 	}
-	script += `for i in $(seq 400); do millwrightd status -o json 2>/dev/null | grep -q '"connected": *true' && break; sleep 0.05; done
+	script += `for i in $(seq 100); do millwrightd status -o json 2>/dev/null | grep -q '"connected": *true' && break; sleep 0.2; done
 echo $(systemctl show -P NRestarts millwrightd.service)`
 	out, err := t.sh(ctx, script)
 	if err != nil {
