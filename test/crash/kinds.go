@@ -43,6 +43,9 @@ type story struct {
 	// own says that it needs a server of its own, as it does something to it, or
 	// that it is slow: only what no other story comes by is struck in it.
 	own bool
+	// slow says that it takes long: points that say nothing about the task are
+	// left to other stories.
+	slow bool
 	// strikes begins the names of points that are struck in it although another
 	// story comes by them, and although it has a server of its own.
 	strikes string

@@ -25,6 +25,9 @@ type point struct {
 	What    string `json:"what"`
 }
 
+// mute reports whether the point says nothing about the task that it comes in.
+func (p point) mute() bool { return p.Spot == "apart" || p.Spot == "message" }
+
 // enumerate asks the fault builds for their points.
 func enumerate(ctx context.Context) ([]point, error) {
 	var all []point

@@ -15,7 +15,7 @@ import (
 // leaves a line in a file.
 func reboots() []story {
 	return []story{{
-		kind: "system.reboot", action: true, boots: true, state: succeeded,
+		kind: "system.reboot", action: true, boots: true, slow: true, state: succeeded,
 		spec: func(string) string { return "reason: test\ntimeout: 60s" },
 		prepare: func(l string) string {
 			return fmt.Sprintf(`printf '[Service]\nType=oneshot\nExecStart=/bin/sh -c "echo boot >> %[1]s"\n[Install]\nWantedBy=multi-user.target\n' > /etc/systemd/system/boots-%[2]s.service

@@ -68,7 +68,11 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
 	after := func(kind, spec string) story {
 		return story{kind: kind, facts: facts, prepare: prepare, state: succeeded, setup: joined, spec: func(string) string { return spec }}
 	}
-	return append([]story{join, broken, keyed(broken), gated(facts, prepare, joined)}, afterJoin(after, member)...)
+	out := append([]story{join, broken, keyed(broken), gated(facts, prepare, joined)}, afterJoin(after, member)...)
+	for i := range out {
+		out[i].slow = true
+	}
+	return out
 }
 
 // keyed is a join that brings the cluster's key and fails: the key that was is

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,19 +160,24 @@ func (s *suite) rehearse(ctx context.Context, worlds []*world) (onNodes, onServe
 	if s.kind != "" {
 		return onNodes, onServers, err
 	}
-	kept := spare(append(slices.Clone(onNodes), onServers...))
+	all := append(slices.Clone(onNodes), onServers...)
+	slices.SortStableFunc(all, func(a, b job) int { return strings.Compare(a.story.title(), b.story.title()) })
+	kept := spare(all)
 	left := func(j job) bool { return !slices.ContainsFunc(kept, j.same) }
 	return slices.DeleteFunc(onNodes, left), slices.DeleteFunc(onServers, left), err
 }
 
-// spare leaves out the cases of stories of nodes and servers at points that a
-// kind, or another such story, comes by: those are slow.
+// spare leaves out what another case says as well. Of stories of nodes and
+// servers, which are slow, those at points that a kind, or another such story,
+// comes by. At points that say nothing about the task all but those of one story
+// of each kind, and of no slow story where a quick one comes by the point.
 func spare(jobs []job) (out []job) {
-	taken := map[string]string{}
+	taken, quick, first := map[string]string{}, map[string]bool{}, map[string]string{}
 	for _, j := range jobs {
 		// What comes after a boot may come too late for a case to wait for it.
 		if !j.story.own && (!j.story.boots || j.injury.point.Spot != "apart") {
 			taken[j.injury.point.Name] = "a kind"
+			quick[j.injury.point.Name] = quick[j.injury.point.Name] || !j.story.slow
 		}
 	}
 	for _, j := range jobs {
@@ -180,6 +186,13 @@ func spare(jobs []job) (out []job) {
 			taken[name] = title
 		}
 		mine := j.story.strikes != "" && strings.HasPrefix(name, j.story.strikes)
+		if !j.story.own && j.injury.point.mute() {
+			at := j.story.kind + " " + name
+			first[at] = cmp.Or(first[at], title)
+			if first[at] != title || j.story.slow && quick[name] {
+				continue
+			}
+		}
 		if !j.story.own || taken[name] == title || mine {
 			out = append(out, j)
 		}

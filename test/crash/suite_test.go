@@ -26,3 +26,24 @@ func TestSpare(t *testing.T) {
 		t.Errorf("what is left is %v, want %v", got, want)
 	}
 }
+
+// At points that say nothing about the task one story of each kind is left, and no
+// slow one where a quick one comes by the point; of all other points none goes.
+func TestSpareMute(t *testing.T) {
+	made := func(kind, variant string, slow bool, at, spot string) job {
+		return job{story{kind: kind, variant: variant, slow: slow}, injury{point{Name: at, Program: agent, Spot: spot}, 1, "kill"}}
+	}
+	var got []string
+	for _, j := range spare([]job{
+		made("a", "", false, "ack", "apart"), made("a", "", false, "plan", "within"),
+		made("a", "fails", false, "ack", "apart"), made("a", "fails", false, "plan", "within"), made("a", "fails", false, "cancel", "apart"),
+		made("b", "", false, "ack", "apart"),
+		made("s", "", true, "ack", "apart"), made("s", "", true, "drain", "message"), made("s", "", true, "plan", "within"),
+	}) {
+		got = append(got, j.story.title()+" "+j.injury.point.Name)
+	}
+	want := []string{"a ack", "a plan", "a fails plan", "a fails cancel", "b ack", "s drain", "s plan"}
+	if !slices.Equal(got, want) {
+		t.Errorf("what is left is %v, want %v", got, want)
+	}
+}
