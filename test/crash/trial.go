@@ -196,9 +196,11 @@ echo $(systemctl show -P NRestarts millwrightd.service)`
 	if tracing {
 		script += "touch " + crashDir + "/trace\n"
 	}
-	if t.before, err = t.sh(ctx, script); err != nil {
+	before, err := t.sh(ctx, script)
+	if err != nil {
 		return err
 	}
+	t.before = strings.Join(strings.Fields(before), " ") // as what is seen after it is told
 	return t.armServer(tracing)
 }
 

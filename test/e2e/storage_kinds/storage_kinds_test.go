@@ -124,6 +124,7 @@ const helper = `cat > /sbin/mount.%[1]s <<'EOF'
 #!/bin/sh
 # A stand-in for mount.%[1]s.
 echo "$@" > /run/standin-%[1]s
+echo "$@" >> /run/standin-calls
 what=$1 where=$2 opts=
 shift 2
 while [ $# -gt 0 ]; do case $1 in -o) opts=$2; shift 2;; *) shift;; esac; done
@@ -168,7 +169,7 @@ func standIns(t *testing.T, c *clustertest.Cluster) {
 		}
 		t.Logf("a helper that does %s: %v: %s", how, time.Since(begun).Round(time.Second), task.GetMessage())
 	}
-	c.Sh(node, "rm /run/standin-do")
+	attempts(t, c, node)
 	if left := c.Sh(node, "pgrep -x sleep; grep weka /proc/self/mountinfo; ls /etc/systemd/system | grep weka || true"); left != "" {
 		t.Errorf("left: %s", left)
 	}
