@@ -117,6 +117,9 @@ func (c *Cluster) StartServer(ctx context.Context) error {
 	return nil
 }
 
+// Serving reports whether the server answers that it is ready.
+func (c *Cluster) Serving(ctx context.Context) bool { return c.ready(ctx) == nil }
+
 func (c *Cluster) ready(ctx context.Context) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.HTTPAddress()+"/readyz", nil)
 	if err != nil {

@@ -8,9 +8,12 @@ import (
 	"github.com/google/uuid"
 )
 
+// skipped is the site's drop-in under which systemd skips slurmd.
+const skipped = "/run/systemd/system/slurmd.service.d/zz-site.conf"
+
 // noMember takes the node out of its cluster by hand: a member's other tasks ask
 // Slurm first.
-const noMember = `systemctl disable --now slurmd 2>/dev/null || true; rm -f /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf; systemctl daemon-reload`
+const noMember = `rm -f ` + skipped + `; systemctl disable --now slurmd 2>/dev/null || true; rm -f /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf; rmdir /etc/systemd/system/slurmd.service.d 2>/dev/null || true; systemctl daemon-reload`
 
 // slurmSite makes the node a cluster's controller, under a configuration of its
 // own so that it can be a member too, and no member.
@@ -63,8 +66,14 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
 		return t.done(ctx, "slurm.join", join.spec(t.label))
 	}
 	broken := join
-	broken.variant, broken.state, broken.reason, broken.undo = "that fails", failed, "SLURM_CONTROLLER_DOWN", complete
-	broken.spec = func(l string) string { return strings.ReplaceAll(join.spec(l), "localhost", "localhost:7") }
+	broken.variant, broken.state, broken.reason, broken.undo = "that fails", failed, "SLURM_SKIPPED", complete
+	broken.setup = func(ctx context.Context, t *trial) error {
+		if err := join.setup(ctx, t); err != nil {
+			return err
+		}
+		_, err := t.sh(ctx, "mkdir -p /run/systemd/system/slurmd.service.d; printf '[Unit]\\nConditionPathExists=/etc/absent\\n' > "+skipped+"; systemctl daemon-reload")
+		return err
+	}
 	after := func(kind, spec string) story {
 		return story{kind: kind, facts: facts, prepare: prepare, state: succeeded, setup: joined, spec: func(string) string { return spec }}
 	}

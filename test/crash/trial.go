@@ -160,12 +160,18 @@ func (t *trial) run(ctx context.Context, tracing bool) (*result, error) {
 	}
 	if t.onServer() {
 		out.hit = t.c.Hit(ctx, nil, t.injury.point.Name)
+		if err := os.RemoveAll(filepath.Join(t.c.CrashDir(), "arm-"+t.injury.point.Name)); err != nil {
+			return out, err
+		}
 	}
 	return out, t.look(ctx, out)
 }
 
 // begin prepares the node and arms the points.
 func (t *trial) begin(ctx context.Context, tracing bool) error {
+	if err := t.revive(ctx); err != nil {
+		return err
+	}
 	script := "systemctl stop --no-block 'millwright-task-*' 2>/dev/null; set -e; rm -f " + crashDir + "/*; " + t.story.prepare(t.label) + "\n"
 	if t.story.own || t.onServer() {
 		// The agent waits longer each time that the server goes away soon after it
@@ -202,6 +208,18 @@ echo $(systemctl show -P NRestarts millwrightd.service)`
 	}
 	t.before = strings.Join(strings.Fields(before), " ") // as what is seen after it is told
 	return t.armServer(tracing)
+}
+
+// revive starts the server that died at its point after the trial before was
+// over: nobody watched it any more.
+func (t *trial) revive(ctx context.Context) error {
+	if !t.onServer() || t.c.Serving(ctx) {
+		return nil
+	}
+	if err := t.c.KillServer(ctx); err != nil {
+		return err
+	}
+	return t.c.StartServer(ctx)
 }
 
 func (t *trial) armServer(tracing bool) error {
