@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/millwright/agent/internal/gpu/wire"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 )
 
@@ -15,20 +16,27 @@ import (
 type question struct {
 	lane    int
 	what    string
-	most    time.Duration
+	most    time.Duration // ends the link
+	notice  time.Duration // tells that there is no answer yet
 	request *gpuv1.ChildRequest
 }
 
 // The words for questions, in messages.
 const (
+	whatStart     = "its initialisation"
 	whatInventory = "the inventory"
 	whatFast      = "a fast sample"
 	whatSlow      = "a slow sample"
 	whatEvents    = "events"
 )
 
+func (s *Supervisor) startQuestion() question {
+	ask := &gpuv1.ChildStart{Protocol: wire.Protocol, Library: s.cfg.Library}
+	return question{queries, whatStart, s.cfg.InitTimeout, s.cfg.Notice, &gpuv1.ChildRequest{Ask: &gpuv1.ChildRequest_Start{Start: ask}}}
+}
+
 func (s *Supervisor) inventoryQuestion() question {
-	return question{queries, whatInventory, s.cfg.CallTimeout, &gpuv1.ChildRequest{Ask: &gpuv1.ChildRequest_Inventory{Inventory: &gpuv1.ChildInventory{}}}}
+	return question{queries, whatInventory, s.cfg.CallTimeout, s.cfg.Notice, &gpuv1.ChildRequest{Ask: &gpuv1.ChildRequest_Inventory{Inventory: &gpuv1.ChildInventory{}}}}
 }
 
 func (s *Supervisor) sampleQuestion(tier gpuv1.Tier) question {
@@ -36,11 +44,11 @@ func (s *Supervisor) sampleQuestion(tier gpuv1.Tier) question {
 	if tier == gpuv1.Tier_TIER_SLOW {
 		what = whatSlow
 	}
-	return question{queries, what, s.cfg.CallTimeout, &gpuv1.ChildRequest{Ask: &gpuv1.ChildRequest_Sample{Sample: &gpuv1.ChildSample{Tier: tier}}}}
+	return question{queries, what, s.cfg.CallTimeout, s.cfg.Notice, &gpuv1.ChildRequest{Ask: &gpuv1.ChildRequest_Sample{Sample: &gpuv1.ChildSample{Tier: tier}}}}
 }
 
 func (s *Supervisor) eventsQuestion(wait time.Duration) question {
-	return question{events, whatEvents, wait + s.cfg.CallTimeout, &gpuv1.ChildRequest{Ask: &gpuv1.ChildRequest_Events{Events: &gpuv1.ChildEvents{WaitMilliseconds: uint32(wait.Milliseconds())}}}}
+	return question{events, whatEvents, wait + s.cfg.CallTimeout, wait + s.cfg.Notice, &gpuv1.ChildRequest{Ask: &gpuv1.ChildRequest_Events{Events: &gpuv1.ChildEvents{WaitMilliseconds: uint32(wait.Milliseconds())}}}}
 }
 
 // questions are what a new child must answer before all is well: the inventory,
@@ -103,7 +111,7 @@ func (s *Supervisor) ask(ctx context.Context, q question) (*gpuv1.ChildReply, er
 	if l == nil {
 		return nil, &StateError{status}
 	}
-	reply, err := l.ask(ctx, q.lane, q.what, q.most, q.request)
+	reply, err := l.ask(ctx, q)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,8 @@ package gpu
 
 import (
 	"log/slog"
+	"net"
+	"syscall"
 	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/child"
@@ -51,13 +53,29 @@ type Config struct {
 	InitTimeout time.Duration
 	// CallTimeout bounds every other question; optional, 5 s.
 	CallTimeout time.Duration
-	// EventWait is how long one question for events waits; optional, 5 s.
+	// EventWait is how long one question for events waits; optional, half of
+	// Pause and at most 5 s.
 	EventWait time.Duration
 	// KillWait is how long a killed program has to vanish; optional, 2 s.
 	KillWait time.Duration
 	// Pause is the longest pause between two starts; optional, 10 s. The first
 	// is a sixteenth of it.
 	Pause time.Duration
+	// Notice is how long a question has no answer before that is told; its
+	// deadline may be later. Optional, half of Pause and at least 1 s.
+	Notice time.Duration
+	// Start starts the program; optional, Runner does. Tests use it.
+	Start func(child.LongSpec) (Process, error)
+}
+
+// Process is a program that was started; [child.Long] says what its methods
+// promise.
+type Process interface {
+	Conn() net.Conn
+	Pid() int
+	Gone() <-chan struct{}
+	Kill() error
+	End() (code int, signal syscall.Signal, said string)
 }
 
 func (c Config) withDefaults() Config {
@@ -65,15 +83,24 @@ func (c Config) withDefaults() Config {
 		field *time.Duration
 		value time.Duration
 	}{
-		{&c.InitTimeout, time.Minute}, {&c.CallTimeout, 5 * time.Second}, {&c.EventWait, 5 * time.Second},
+		{&c.InitTimeout, time.Minute}, {&c.CallTimeout, 5 * time.Second},
 		{&c.KillWait, 2 * time.Second}, {&c.Pause, 10 * time.Second},
 	} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
 	}
+	if c.Notice == 0 {
+		c.Notice = max(c.Pause/2, time.Second)
+	}
+	if c.EventWait == 0 {
+		c.EventWait = min(5*time.Second, c.Pause/2)
+	}
 	if c.Sysfs == "" {
 		c.Sysfs = "/sys"
+	}
+	if c.Start == nil {
+		c.Start = func(s child.LongSpec) (Process, error) { return c.Runner.Start(s) }
 	}
 	return c
 }

@@ -24,14 +24,19 @@ func (l *late) Error() string {
 
 // link is the conversation with one child. Questions of one lane take turns, so
 // that a deadline is that of one question. A question without an answer in time
-// ends the link, whether or not its caller still waits.
+// ends the link, whether or not its caller still waits. Before that it is told
+// that there is none yet.
 type link struct {
 	conn net.Conn
 	lane [2]chan struct{} // queries, events; holds a token while one is asked
+	// silent is told, with mu held, that a question has no answer yet, and with
+	// an empty text that it has one now.
+	silent func(lane int, words string)
 
 	mu      sync.Mutex
 	next    uint64
 	waiting map[uint64]chan *gpuv1.ChildReply // guarded by mu
+	late    [2]uint64                         // the question of which silent was told; guarded by mu
 	cause   error                             // guarded by mu
 	failing string                            // what was asked when it ended; guarded by mu
 	asking  [2]string                         // by lane; guarded by mu
@@ -43,9 +48,9 @@ const (
 	events  = 1
 )
 
-func newLink(conn net.Conn) *link {
+func newLink(conn net.Conn, silent func(lane int, words string)) *link {
 	return &link{
-		conn: conn, waiting: map[uint64]chan *gpuv1.ChildReply{}, dead: make(chan struct{}),
+		conn: conn, silent: silent, waiting: map[uint64]chan *gpuv1.ChildReply{}, dead: make(chan struct{}),
 		lane: [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)},
 	}
 }
@@ -61,6 +66,12 @@ func (l *link) read() {
 		l.mu.Lock()
 		to := l.waiting[r.GetId()]
 		delete(l.waiting, r.GetId())
+		for lane, id := range l.late {
+			if id != 0 && id == r.GetId() {
+				l.late[lane] = 0
+				l.silent(lane, "")
+			}
+		}
 		l.mu.Unlock()
 		if to == nil {
 			l.fail(fmt.Errorf("millwright-gpu answered question %d, which was not asked", r.GetId()))
@@ -88,6 +99,17 @@ func (l *link) fail(cause error) {
 	close(l.dead)
 }
 
+// notice tells that a question has no answer yet, if that is so.
+func (l *link) notice(lane int, id uint64, q question) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cause != nil || l.waiting[id] == nil {
+		return
+	}
+	l.late[lane] = id
+	l.silent(lane, fmt.Sprintf("the driver has had %v to answer %s and has not; it is given %v", q.notice, q.what, q.most))
+}
+
 // ended is why the link ended, and in which question.
 func (l *link) ended() (string, error) {
 	l.mu.Lock()
@@ -96,7 +118,8 @@ func (l *link) ended() (string, error) {
 }
 
 // ask asks a question and waits for its answer.
-func (l *link) ask(ctx context.Context, lane int, what string, most time.Duration, r *gpuv1.ChildRequest) (*gpuv1.ChildReply, error) {
+func (l *link) ask(ctx context.Context, q question) (*gpuv1.ChildReply, error) {
+	lane, what, r := q.lane, q.what, q.request
 	select {
 	case l.lane[lane] <- struct{}{}:
 	case <-l.dead:
@@ -107,10 +130,16 @@ func (l *link) ask(ctx context.Context, lane int, what string, most time.Duratio
 	to := make(chan *gpuv1.ChildReply, 1)
 	l.mu.Lock()
 	l.next++
-	r.Id = l.next
-	l.waiting[r.Id], l.asking[lane] = to, what
+	id := l.next
+	r.Id = id
+	l.waiting[id], l.asking[lane] = to, what
 	l.mu.Unlock()
-	deadline := time.AfterFunc(most, func() { l.fail(&late{what, most}) })
+	deadline := time.AfterFunc(q.most, func() { l.fail(&late{what, q.most}) })
+	notice := time.AfterFunc(q.notice, func() {
+		if q.notice < q.most {
+			l.notice(lane, id, q)
+		}
+	})
 	if err := wire.Write(l.conn, r); err != nil {
 		l.fail(err)
 	}
@@ -119,6 +148,7 @@ func (l *link) ask(ctx context.Context, lane int, what string, most time.Duratio
 	var turn sync.WaitGroup
 	turn.Go(func() {
 		defer deadline.Stop()
+		defer notice.Stop()
 		select {
 		case reply := <-to:
 			l.mu.Lock()

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/gpuaas/millwright/agent/internal/child"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 )
 
@@ -46,10 +46,35 @@ func (s *Supervisor) Changed() <-chan struct{} {
 	return s.changed
 }
 
-// become changes the status.
+// become changes the status. No answer is waited for at such a time.
 func (s *Supervisor) become(v verdict) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.base, s.waits = v, [2]string{}
+	s.show(v)
+}
+
+// silent takes that the question of a lane has no answer yet, or has one. A new
+// program that answers is not well by that alone: its beginning decides.
+func (s *Supervisor) silent(lane int, words string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if words == "" && s.link == nil {
+		return
+	}
+	s.waits[lane] = words
+	words = cmp.Or(s.waits[queries], s.waits[events])
+	switch {
+	case s.base.state == gpuv1.DriverState_DRIVER_STATE_UNRESPONSIVE: // it says more
+	case words != "":
+		s.show(verdict{gpuv1.DriverState_DRIVER_STATE_NO_ANSWER_YET, words})
+	default:
+		s.show(s.base)
+	}
+}
+
+// show makes the status what it says; s.mu is held.
+func (s *Supervisor) show(v verdict) {
 	pid := int32(0)
 	if s.stuck != nil {
 		pid = int32(s.stuck.Pid())
@@ -82,7 +107,7 @@ func (s *Supervisor) unstartable(err error) verdict {
 
 // after is the verdict on a child whose link ended with cause while what was
 // asked. It is gone, unless the kernel holds it.
-func (s *Supervisor) after(p *child.Long, gone bool, what string, cause error) verdict {
+func (s *Supervisor) after(p Process, gone bool, what string, cause error) verdict {
 	var slow *late
 	if errors.As(cause, &slow) {
 		v := verdict{gpuv1.DriverState_DRIVER_STATE_UNRESPONSIVE, fmt.Sprintf("%v; millwright-gpu was killed", slow)}

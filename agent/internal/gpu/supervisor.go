@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/clock"
-	"github.com/gpuaas/millwright/agent/internal/gpu/wire"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 )
 
@@ -20,9 +19,11 @@ type Supervisor struct {
 
 	mu      sync.Mutex
 	status  *gpuv1.DriverStatus // guarded by mu
+	base    verdict             // of the status, but for an answer that is not there yet; guarded by mu
+	waits   [2]string           // words on such answers, by lane; guarded by mu
 	changed chan struct{}       // closed at a change; guarded by mu
 	link    *link               // to a child that answers; guarded by mu
-	stuck   *child.Long         // killed and not gone; guarded by mu
+	stuck   Process             // killed and not gone; guarded by mu
 	starts  uint64              // guarded by mu
 	quiet   int                 // who asked for quiet; guarded by mu
 	prove   string              // the question that must be answered once before all is well; guarded by mu
@@ -113,7 +114,7 @@ func (s *Supervisor) Retry() {
 	}
 }
 
-func (s *Supervisor) held() *child.Long {
+func (s *Supervisor) held() Process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stuck
@@ -140,11 +141,11 @@ func (s *Supervisor) live(ctx context.Context) (v verdict, proven bool) {
 	if state := s.Status().GetState(); state == gpuv1.DriverState_DRIVER_STATE_QUIESCED {
 		s.become(verdict{gpuv1.DriverState_DRIVER_STATE_STARTING, "millwright-gpu is started again after a change of the GPUs"})
 	}
-	p, err := s.cfg.Runner.Start(child.LongSpec{Argv: append([]string{s.cfg.Program}, s.cfg.Args...), Env: s.cfg.Env})
+	p, err := s.cfg.Start(child.LongSpec{Argv: append([]string{s.cfg.Program}, s.cfg.Args...), Env: s.cfg.Env})
 	if err != nil {
 		return s.unstartable(err), false
 	}
-	l := newLink(p.Conn())
+	l := newLink(p.Conn(), s.silent)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var reading sync.WaitGroup
@@ -178,8 +179,7 @@ func (s *Supervisor) begin(ctx context.Context, l *link) (v verdict, over bool) 
 	s.mu.Lock()
 	prove := s.prove
 	s.mu.Unlock()
-	r := &gpuv1.ChildRequest{Ask: &gpuv1.ChildRequest_Start{Start: &gpuv1.ChildStart{Protocol: wire.Protocol, Library: s.cfg.Library}}}
-	reply, err := l.ask(ctx, queries, "its initialisation", s.cfg.InitTimeout, r)
+	reply, err := l.ask(ctx, s.startQuestion())
 	if err != nil {
 		return v, false
 	}
@@ -187,7 +187,7 @@ func (s *Supervisor) begin(ctx context.Context, l *link) (v verdict, over bool) 
 		return refused(f), true
 	}
 	for _, q := range s.questions(prove) {
-		reply, err := l.ask(ctx, q.lane, q.what, q.most, q.request)
+		reply, err := l.ask(ctx, q)
 		if err != nil {
 			return v, false
 		}
@@ -240,7 +240,7 @@ func (s *Supervisor) untilQuiet(ctx context.Context) {
 
 // end kills the program and reports whether it is gone. It remembers one that is
 // not.
-func (s *Supervisor) end(p *child.Long) (gone bool) {
+func (s *Supervisor) end(p Process) (gone bool) {
 	if err := p.Kill(); err != nil {
 		s.cfg.Logger.Warn("millwright-gpu not killed", "err", err)
 	}

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"strconv"
 	"strings"
 
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
@@ -23,6 +24,7 @@ func driverRules() []driverRule {
 	return []driverRule{
 		node(gpuv1.DriverState_DRIVER_STATE_UNRESPONSIVE, "driver_unresponsive", reboot, "driver does not answer",
 			"A question to the driver did not come back. Programs that use the GPUs very likely hang too."),
+		noAnswerYet(),
 		node(gpuv1.DriverState_DRIVER_STATE_LIBRARY_MISSING, "library_missing", mend, "driver's library is missing",
 			"libnvidia-ml.so.1 cannot be loaded: the driver is not installed, or not all of it."),
 		node(gpuv1.DriverState_DRIVER_STATE_SYMBOL_MISSING, "symbol_missing", mend, "driver is too old",
@@ -38,6 +40,17 @@ func driverRules() []driverRule {
 		node(gpuv1.DriverState_DRIVER_STATE_ERROR, "driver_error", support, "driver refuses",
 			"The driver answers the first question with an error."),
 	}
+}
+
+// noAnswerYet is told while a question still has time to be answered, so that a
+// driver that hangs is told of before it is given up.
+func noAnswerYet() driverRule {
+	return driverRule{Rule{
+		Code: "node.driver_no_answer", Severity: warning, Action: none, Title: "driver has not answered yet",
+		Meaning: "A question to the driver takes unusually long. Without persistence mode a start initialises each GPU, which may take tens of seconds. " +
+			"What stays without an answer becomes node.driver_unresponsive.",
+		Threshold: "half a period, at least 1 s",
+	}, gpuv1.DriverState_DRIVER_STATE_NO_ANSWER_YET}
 }
 
 // nodeRules are the other conditions of a node.
@@ -104,7 +117,7 @@ func (e *engine) status(s *gpuv1.DriverStatus, t moment) {
 		f.source = healthv1.Source_SOURCE_AGENT
 		e.judged(&r.Rule, subject{}, f, t)
 	}
-	if found {
+	if found && s.GetState() != gpuv1.DriverState_DRIVER_STATE_NO_ANSWER_YET { // what was known may be true still
 		e.outdated(strings.TrimPrefix(s.GetState().String(), "DRIVER_STATE_"), s.GetMessage(), t)
 	}
 }
@@ -135,7 +148,19 @@ func (e *engine) count(known int, t moment) {
 	if e.cfg.Expected > 0 {
 		want, whose = e.cfg.Expected, "should be there (gpu.expected)"
 	}
-	f := when(known < want, "FEWER", "the driver knows %d GPUs, and %d %s", known, want, whose).with("known", known, "wanted", want, "pci", pci)
+	f := well()
+	if known < want {
+		f = raise("FEWER", "the driver knows %d GPUs, and %d %s", known, want, whose)
+		f.details = []string{"known", strconv.Itoa(known), "wanted", strconv.Itoa(want), "pci", strconv.Itoa(pci)}
+		for i, gone := range e.roster.missing(e.inventory) {
+			if i == mostNamed {
+				f.message += " and others"
+				break
+			}
+			f.message += []string{"; missing: ", ", "}[min(i, 1)] + gone
+			f.details = append(f.details, detailMissing, gone)
+		}
+	}
 	for _, r := range nodeRules() {
 		if r.Code == "node.gpu_count" {
 			e.judged(&r, subject{}, f, t)

@@ -33,6 +33,9 @@ func (e *engine) restore(k Known, t moment) {
 		c.settles = c.now.GetSeverity() <= warning
 		c.heard = map[healthv1.Source]uint64{c.now.GetSource(): c.now.GetCount()}
 		e.conditions[c.now.GetKey()] = c
+		if c.now.GetKey() == "node.gpu_count" {
+			e.roster.restore(c.now)
+		}
 		for _, d := range c.now.GetDetails() {
 			if c.now.GetKey() == "node.gpu_count" && d.GetName() == "wanted" {
 				e.most, _ = strconv.Atoi(d.GetValue()) // a GPU that is missing is missed also by the next life

@@ -56,6 +56,7 @@ type gpuState struct {
 	lastAction  uint32
 	away        bool     // it was lost, or wanted a reset
 	sinceReset  []uint64 // counters that only a reset makes fall
+	exceptions  exceptions
 }
 
 func (g *gpuState) counter(name string, span time.Duration) *counter {
@@ -81,6 +82,7 @@ type engine struct {
 	sample     *gpuv1.Sample
 	sampled    time.Duration
 	most       int // the most GPUs that were there
+	roster     roster
 	cursor     Cursor
 	version    uint64 // rises whenever a whole report has something new
 }
@@ -93,7 +95,7 @@ type Cursor struct {
 
 func newEngine(cfg Config) *engine {
 	return &engine{
-		cfg: cfg, xids: cfg.XIDs, conditions: map[string]*condition{}, gpus: map[string]*gpuState{}, uuids: map[string]string{},
+		cfg: cfg, xids: cfg.XIDs, conditions: map[string]*condition{}, gpus: map[string]*gpuState{}, uuids: map[string]string{}, roster: roster{},
 		driver: &gpuv1.DriverStatus{State: gpuv1.DriverState_DRIVER_STATE_STARTING},
 	}
 }
@@ -128,6 +130,7 @@ func (e *engine) takeInventory(inv *gpuv1.Inventory, t moment) {
 			e.uuids[kernel.NormalPCI(g.GetPciBusId())] = g.GetUuid()
 		}
 	}
+	e.roster.seen(inv.GetGpus())
 	e.count(len(inv.GetGpus()), t)
 	e.forgetReplaced()
 }
@@ -154,11 +157,9 @@ func (e *engine) forgetReplaced() {
 			}
 		}
 	}
-	for uuid := range e.gpus {
-		if !here[uuid] {
-			delete(e.gpus, uuid)
-		}
-	}
+	gone := func(uuid string) bool { return !here[uuid] }
+	maps.DeleteFunc(e.gpus, func(uuid string, _ *gpuState) bool { return gone(uuid) })
+	maps.DeleteFunc(e.roster, func(uuid, _ string) bool { return gone(uuid) })
 }
 
 // reasonReplaced marks the conditions of a GPU that is no longer in the node.

@@ -107,6 +107,9 @@ func (e *engine) xid(h happening, t moment) {
 		case kernel.Unsaid: // the table says it
 		}
 	}
+	if h.number == graphicsException && h.line != nil && !row.Overridden {
+		action = e.repeats(&h, action)
+	}
 	if row.DriverDecides && h.line != nil && h.line.Recovery >= 0 && h.at.uuid != "" {
 		n := uint32(h.line.Recovery) // four hexadecimal digits
 		e.gpuState(h.at.uuid).toldAction = &n

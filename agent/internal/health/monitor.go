@@ -94,6 +94,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	m.mu.Unlock()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { m.follow(ctx); return nil })
+	g.Go(func() error { m.states(ctx); return nil })
 	g.Go(func() error { m.asks(ctx); return nil })
 	g.Go(func() error { m.listen(ctx); return nil })
 	g.Go(func() error { m.readLog(ctx); return nil })

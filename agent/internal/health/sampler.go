@@ -18,37 +18,42 @@ const (
 	logAgain = 30 * time.Second
 )
 
+// asked is what the driver was asked last, and when.
+type asked struct {
+	starts          uint64 // of the program that read the inventory; 0: read it anew
+	inventory, slow time.Duration
+	count           int // of GPUs
+}
+
 // asks reads the inventory when it may have changed, and samples in tiers.
 func (m *Monitor) asks(ctx context.Context) {
-	var starts uint64
-	var inventory, slow time.Duration // when they were read last
-	count := -1
+	last := asked{count: -1}
 	for ctx.Err() == nil {
 		changed := m.cfg.Driver.Changed()
 		st := m.cfg.Driver.Status()
-		m.give(ctx, func(e *engine, t moment) bool { e.status(st, t); return false })
+		m.giveStatus(ctx)
 		if st.GetState() != gpuv1.DriverState_DRIVER_STATE_OK {
 			clock.Wait(ctx, m.cfg.Period, changed)
 			continue
 		}
 		begun := m.cfg.Clock.Boot()
-		if starts != st.GetStarts() || begun-inventory >= inventoryEvery {
-			if inv, err := m.cfg.Driver.Inventory(ctx); err == nil {
-				starts, inventory, slow, count = st.GetStarts(), begun, 0, len(inv.GetGpus())
-				m.giveInventory(ctx, inv)
-			}
+		if last.starts != st.GetStarts() || begun-last.inventory >= inventoryEvery {
+			m.readInventory(ctx, &last, st.GetStarts())
 		}
 		tier := gpuv1.Tier_TIER_FAST
-		if slow == 0 || begun-slow >= m.cfg.SlowPeriod {
+		if last.slow == 0 || begun-last.slow >= m.cfg.SlowPeriod {
 			tier = gpuv1.Tier_TIER_SLOW
 		}
 		if s, err := m.cfg.Driver.Sample(ctx, tier); err == nil {
 			if tier == gpuv1.Tier_TIER_SLOW {
-				slow = begun
+				last.slow = begun
 			}
-			if s.Count != nil && int(s.GetCount()) != count {
-				starts = 0 // who is there has changed
-				count = int(s.GetCount())
+			if s.Count != nil && int(s.GetCount()) != last.count {
+				// Who is there has changed: read at once who, so that the first word on
+				// it has the name.
+				last.starts = 0
+				m.readInventory(ctx, &last, st.GetStarts())
+				last.count = int(s.GetCount())
 			}
 			m.give(ctx, func(e *engine, t moment) bool { e.takeSample(s, t); return false })
 		}
@@ -56,8 +61,36 @@ func (m *Monitor) asks(ctx context.Context) {
 	}
 }
 
+func (m *Monitor) readInventory(ctx context.Context, last *asked, starts uint64) {
+	inv, err := m.cfg.Driver.Inventory(ctx)
+	if err != nil {
+		return
+	}
+	*last = asked{starts: starts, inventory: m.cfg.Clock.Boot(), count: len(inv.GetGpus())}
+	m.giveInventory(ctx, inv)
+}
+
 func (m *Monitor) giveInventory(ctx context.Context, inv *gpuv1.Inventory) {
 	m.give(ctx, func(e *engine, t moment) bool { e.takeInventory(inv, t); return false })
+}
+
+// states takes each change of the driver's state at once, also while a question
+// is without an answer.
+func (m *Monitor) states(ctx context.Context) {
+	for ctx.Err() == nil {
+		changed := m.cfg.Driver.Changed()
+		m.giveStatus(ctx)
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		}
+	}
+}
+
+// giveStatus hands on the state as it is when it is taken, so that two who hand
+// it on cannot bring an old one.
+func (m *Monitor) giveStatus(ctx context.Context) {
+	m.give(ctx, func(e *engine, t moment) bool { e.status(m.cfg.Driver.Status(), t); return false })
 }
 
 // pause waits for the next period, for an event that wants a look, or for the
@@ -146,7 +179,7 @@ func (m *Monitor) known() bool {
 	case gpuv1.DriverState_DRIVER_STATE_OFF, gpuv1.DriverState_DRIVER_STATE_NO_GPUS,
 		gpuv1.DriverState_DRIVER_STATE_STARTING, gpuv1.DriverState_DRIVER_STATE_QUIESCED, gpuv1.DriverState_DRIVER_STATE_UNSPECIFIED:
 		return false
-	case gpuv1.DriverState_DRIVER_STATE_OK:
+	case gpuv1.DriverState_DRIVER_STATE_OK, gpuv1.DriverState_DRIVER_STATE_NO_ANSWER_YET:
 		return m.engine.inventory != nil
 	default:
 		return true

@@ -65,6 +65,8 @@ type server struct {
 }
 
 func (s *server) read(queries chan<- *gpuv1.ChildRequest) error {
+	defer close(queries)
+	defer close(s.events)
 	for {
 		r := &gpuv1.ChildRequest{}
 		switch err := wire.Read(s.conn, r); {

@@ -28,7 +28,7 @@ type Report struct {
 	PCI    string // domain:bus:device, lower case, four digits of domain at least; unset for LinkDetect
 	Number int    // of an XID or SXID
 	// Unit, Fatal and Link are given by the lines of NVLink 5 (XID 144 to 150)
-	// and of NVSwitches.
+	// and of NVSwitches; Unit also by those of XID 13, as "GPC 1, TPC 2".
 	Unit  string
 	Fatal Verdict
 	Link  int // -1: none is named
@@ -65,7 +65,9 @@ var (
 	link5      = regexp.MustCompile(`^([A-Z][A-Z0-9_]*)\s+(Nonfatal|Fatal)\s+(XC[0-9]+)\s+(i[0-9]+)\s+Link\s+(-?[0-9]{1,3})\s`)
 	switchLink = regexp.MustCompile(`^(Non-fatal|Fatal), (?:Link ([0-9]{1,3}) )?`)
 	recovery   = regexp.MustCompile(`(?i)recovery action changed from 0x[0-9a-f]{1,4} \([^)]*\) to 0x([0-9a-f]{1,4})\b`)
-	process    = regexp.MustCompile(`pid='?([0-9]{1,10})'?(?:, name=([^,\s]{1,64}))?`)
+	// The name of a process has 15 bytes, and cannot hold these words.
+	exception = regexp.MustCompile(`Exception on \((GPC [0-9]{1,2}, TPC [0-9]{1,2})[,)]`)
+	process   = regexp.MustCompile(`pid='?([0-9]{1,10})'?(?:, name=([^,\s]{1,64}))?`)
 )
 
 const offBusTail = "fallen off the bus and is not responding to commands"
@@ -175,6 +177,9 @@ func xid(m []string) (Report, bool) {
 		if v, err := strconv.ParseUint(a[1], 16, 16); err == nil {
 			r.Recovery = int(v)
 		}
+	}
+	if u := exception.FindStringSubmatch(m[3]); n == 13 && u != nil {
+		r.Unit = u[1]
 	}
 	if a := process.FindStringSubmatch(m[3]); a != nil {
 		r.Process = strings.Trim(a[1]+" "+a[2], " ")

@@ -55,6 +55,9 @@ const (
 	DriverState_DRIVER_STATE_ERROR DriverState = 12
 	// The agent keeps its hands off the GPUs, for a change of theirs.
 	DriverState_DRIVER_STATE_QUIESCED DriverState = 13
+	// A question has had no answer for so long that it is told, and is still
+	// waited for: a start of many GPUs may take that long.
+	DriverState_DRIVER_STATE_NO_ANSWER_YET DriverState = 14
 )
 
 // Enum value maps for DriverState.
@@ -74,6 +77,7 @@ var (
 		11: "DRIVER_STATE_PROGRAM_UNUSABLE",
 		12: "DRIVER_STATE_ERROR",
 		13: "DRIVER_STATE_QUIESCED",
+		14: "DRIVER_STATE_NO_ANSWER_YET",
 	}
 	DriverState_value = map[string]int32{
 		"DRIVER_STATE_UNSPECIFIED":       0,
@@ -90,6 +94,7 @@ var (
 		"DRIVER_STATE_PROGRAM_UNUSABLE":  11,
 		"DRIVER_STATE_ERROR":             12,
 		"DRIVER_STATE_QUIESCED":          13,
+		"DRIVER_STATE_NO_ANSWER_YET":     14,
 	}
 )
 
@@ -875,7 +880,7 @@ const file_millwright_gpu_v1_child_proto_rawDesc = "" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x12\n" +
 	"\x04gpus\x18\x02 \x01(\rR\x04gpus\"E\n" +
 	"\x0eChildEventList\x123\n" +
-	"\x06events\x18\x01 \x03(\v2\x1b.millwright.gpu.v1.GpuEventR\x06events*\xa4\x03\n" +
+	"\x06events\x18\x01 \x03(\v2\x1b.millwright.gpu.v1.GpuEventR\x06events*\xc4\x03\n" +
 	"\vDriverState\x12\x1c\n" +
 	"\x18DRIVER_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10DRIVER_STATE_OFF\x10\x01\x12\x19\n" +
@@ -891,7 +896,8 @@ const file_millwright_gpu_v1_child_proto_rawDesc = "" +
 	"\x12!\n" +
 	"\x1dDRIVER_STATE_PROGRAM_UNUSABLE\x10\v\x12\x16\n" +
 	"\x12DRIVER_STATE_ERROR\x10\f\x12\x19\n" +
-	"\x15DRIVER_STATE_QUIESCED\x10\rB<Z:github.com/gpuaas/millwright/proto/millwright/gpu/v1;gpuv1b\x06proto3"
+	"\x15DRIVER_STATE_QUIESCED\x10\r\x12\x1e\n" +
+	"\x1aDRIVER_STATE_NO_ANSWER_YET\x10\x0eB<Z:github.com/gpuaas/millwright/proto/millwright/gpu/v1;gpuv1b\x06proto3"
 
 var (
 	file_millwright_gpu_v1_child_proto_rawDescOnce sync.Once
