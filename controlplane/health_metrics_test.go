@@ -15,6 +15,7 @@ import (
 
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
+	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 )
 
 // scrape reads the metrics.
@@ -146,5 +147,42 @@ func TestMetricsOfAHostileNode(t *testing.T) {
 		if len(line) > 1000 {
 			t.Errorf("a series of %d bytes", len(line))
 		}
+	}
+}
+
+// TestMetricsOverTime: a node that names other GPUs and codes in each report adds
+// series up to a bound, and one that is evicted has none.
+func TestMetricsOverTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	n := w.join("n1")
+	n.connect()
+	label := regexp.MustCompile(`(gpu|code)="[^"]*"`)
+	seen := map[string]bool{}
+	for i := range 40 {
+		r := n.wholeReport(uint64(i + 1))
+		r.Inventory, r.Sample = &gpuv1.Inventory{}, nil
+		for g := range 64 {
+			uuid := fmt.Sprintf("GPU-%d-%d", i, g)
+			r.Inventory.Gpus = append(r.Inventory.Gpus, &gpuv1.Gpu{Index: uint32(g), Uuid: &uuid})
+			r.Conditions = append(r.Conditions, &healthv1.Condition{Key: uuid, GpuUuid: uuid, Code: fmt.Sprintf("gpu.%d-%d", i, g), State: raised})
+		}
+		n.tell(r)
+		w.eventually("the report is there", func() bool {
+			resp, err := w.health().GetGpu(w.ctx(), &healthv1.GetGpuRequest{Gpu: "n1/0"})
+			return err == nil && resp.GetGpu().GetUuid() == fmt.Sprintf("GPU-%d-0", i)
+		})
+		for _, l := range label.FindAllString(w.scrape(), -1) {
+			seen[l] = true
+		}
+	}
+	if len(seen) < 1000 || len(seen) > 1024+64+4 {
+		t.Errorf("%d values of labels after 40 reports of 128 new names each", len(seen))
+	}
+	if _, err := w.nodes.EvictNode(w.ctx(), &nodev1.EvictNodeRequest{Name: "n1"}); err != nil {
+		t.Fatal(err)
+	}
+	if text := w.scrape(); strings.Contains(text, `node="n1"`) {
+		t.Error("an evicted node has metrics")
 	}
 }

@@ -101,7 +101,11 @@ func New(cfg Config) *Board {
 func (b *Board) Entered(node string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.state(node)
+	s := b.nodes[node]
+	if s == nil {
+		s = &state{period: defaultPeriod}
+		b.nodes[node] = s
+	}
 	s.connected, s.reported = true, false
 }
 
@@ -114,17 +118,16 @@ func (b *Board) Left(node string) {
 	}
 }
 
-func (b *Board) state(node string) *state {
-	s := b.nodes[node]
-	if s == nil {
-		s = &state{period: defaultPeriod}
-		b.nodes[node] = s
-	}
-	return s
+// Forget drops what is known of a node that was evicted. What its session still
+// brings is not taken, since it has to enter anew.
+func (b *Board) Forget(node string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.nodes, node)
 }
 
-// Report takes a report. One that is older than what is known is dropped. An
-// error says that it is not as the format wants it, and that nothing of it was
+// Report takes a report of a node that has entered. One that is older than what
+// is known is dropped. An error says that it is not as the format wants it, and that nothing of it was
 // taken.
 func (b *Board) Report(node string, r *healthv1.HealthReport) error {
 	if err := check(r); err != nil {
@@ -132,8 +135,10 @@ func (b *Board) Report(node string, r *healthv1.HealthReport) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.state(node)
+	s := b.nodes[node]
 	switch {
+	case s == nil:
+		return nil
 	case r.GetBootId() != s.bootID:
 		*s = state{connected: s.connected, bootID: r.GetBootId()}
 	case r.GetNumber() <= s.number:

@@ -76,6 +76,27 @@ func TestPeriods(t *testing.T) {
 	}
 }
 
+// TestForget: what is left of a node that was evicted is nothing, also when its
+// session still brings a report; one that enters again begins anew.
+func TestForget(t *testing.T) {
+	t.Parallel()
+	f := newFixture()
+	f.report(t, whole)
+	f.Forget("n")
+	f.report(t, whole)
+	if known := f.Known(); len(known) != 0 {
+		t.Errorf("known: %v", known)
+	}
+	if s := f.Status("n"); s.GetFreshness() != healthv1.Freshness_FRESHNESS_NEVER || len(f.Gpus("n", nil, true)) != 0 {
+		t.Errorf("status %v", s)
+	}
+	f.Entered("n")
+	f.report(t, whole)
+	if g := f.Gpus("n", nil, false); len(g) != 1 || g[0].GetState() != healthv1.State_STATE_OK {
+		t.Errorf("GPUs %v", g)
+	}
+}
+
 // TestSamplesOfTwoTiers: a fast sample leaves what only the slow one says, and
 // takes back what is no longer known.
 func TestSamplesOfTwoTiers(t *testing.T) {

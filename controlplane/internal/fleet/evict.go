@@ -42,6 +42,9 @@ func (f *Fleet) Evict(ctx context.Context, actor, node, reason string) error {
 		return err
 	}
 	f.cfg.Sessions.Cut(node, "EVICTED", "this node was evicted; let it join again with a new token")
+	if f.cfg.Board != nil {
+		f.cfg.Board.Forget(node)
+	}
 	return nil
 }
 

@@ -51,6 +51,8 @@ type Board interface {
 	// Overdue returns why what is known of a node's GPUs is not of now; empty
 	// when it is.
 	Overdue(node string) (reason, message string)
+	// Forget drops what is known of a node.
+	Forget(node string)
 }
 
 // Config is what a fleet needs.

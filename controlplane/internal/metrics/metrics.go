@@ -29,6 +29,8 @@ const (
 	// scrapeTimeout bounds one scrape.
 	scrapeTimeout = 30 * time.Second
 	maxLabel      = 128
+	// other stands for what is not shown by its name.
+	other = "other"
 )
 
 // Board is what nodes reported; see [board.Board].
@@ -65,6 +67,7 @@ type collector struct {
 	values []value
 	descs  map[string]*prometheus.Desc
 	code   *regexp.Regexp
+	names  names
 }
 
 func newCollector(cfg Config) *collector {
@@ -100,6 +103,7 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 func (c *collector) Collect(out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
+	here := map[string]bool{}
 	for after, more := "", true; more; {
 		var nodes []*node
 		more = false
@@ -128,8 +132,10 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		}
 		for _, n := range nodes { // outside of the store's view
 			c.node(out, n)
+			here[n.name] = true
 		}
 	}
+	c.names.keep(here)
 }
 
 type node struct {
@@ -151,7 +157,7 @@ func (c *collector) node(out chan<- prometheus.Metric, n *node) {
 	}
 	said := map[string]bool{} // a series may be there once only
 	for i, g := range gpus {
-		name := label(g.GetUuid())
+		name := c.names.of(n.name, label(g.GetUuid()), "")
 		if name == "" {
 			name = fmt.Sprintf("index-%d", i)
 		}
@@ -169,7 +175,11 @@ func (c *collector) gpu(out chan<- prometheus.Metric, node, name, driver string,
 	if g.Index != nil {
 		index = fmt.Sprint(g.GetIndex())
 	}
-	c.send(out, "info", gauge, 1, node, name, index, label(g.GetModel()), label(g.GetPciBusId()), label(driver))
+	about := make([]string, 0, 3)
+	for _, s := range []string{g.GetModel(), g.GetPciBusId(), driver} {
+		about = append(about, c.names.of(node, label(s), other))
+	}
+	c.send(out, "info", gauge, 1, append([]string{node, name, index}, about...)...)
 	for _, s := range []healthv1.State{healthv1.State_STATE_OK, healthv1.State_STATE_RAISED, healthv1.State_STATE_UNKNOWN, healthv1.State_STATE_STALE} {
 		c.send(out, "state", gauge, truth(g.GetState() == s), node, name, word(s.String(), "STATE_"))
 	}
@@ -200,9 +210,10 @@ func (c *collector) conditions(out chan<- prometheus.Metric, node string, list [
 		}
 		code := cond.GetCode()
 		if !c.code.MatchString(code) {
-			code = "other"
+			code = other
 		}
-		gpu, severity, action := label(cond.GetGpuUuid()), word(cond.GetSeverity().String(), "SEVERITY_"), word(cond.GetAction().String(), "ACTION_")
+		code = c.names.of(node, code, other)
+		gpu, severity, action := c.names.of(node, label(cond.GetGpuUuid()), other), word(cond.GetSeverity().String(), "SEVERITY_"), word(cond.GetAction().String(), "ACTION_")
 		key := strings.Join([]string{gpu, code, severity, action}, " ")
 		if said[key] {
 			continue
@@ -240,11 +251,3 @@ func truth(b bool) float64 {
 }
 
 func word(s, prefix string) string { return strings.ToLower(strings.TrimPrefix(s, prefix)) }
-
-// label bounds what a node said.
-func label(s string) string {
-	if len(s) <= maxLabel {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxLabel], "")
-}
