@@ -126,15 +126,24 @@ func edgesSeen(t testing.TB, w *world, hosts []*host, changes, perSecond int, pe
 func TestEdgesReachAWatcher(t *testing.T) {
 	w, hosts := fleetOf(t, 200)
 	took := edgesSeen(t, w, hosts, 400, 100, 2*time.Second)
-	if p50, p99 := took[len(took)/2], took[len(took)*99/100]; p50 > 2*time.Second || p99 > 10*time.Second {
+	if p50, p99 := centile(took, 50), centile(took, 99); p50 > 2*time.Second || p99 > 10*time.Second {
 		t.Errorf("a change takes %s at p50 and %s at p99; at most 2s and 10s, on a machine that does other work beside, under the race detector", p50, p99)
 	}
 }
 
+// promisedP99 is how long a change of a condition may take to a client that
+// watches, with 1,000 nodes that report.
+const promisedP99 = time.Second
+
+// centile is the value below which so many of a hundred lie, of an ordered list.
+func centile(ordered []time.Duration, n int) time.Duration {
+	return ordered[min(len(ordered)*n/100, len(ordered)-1)]
+}
+
 // BenchmarkHealthEdges is how long a change of a condition takes from its node to
 // a client that watches, with 1,000 nodes of eight GPUs that each report once in
-// ten seconds; at most a second at p99 is promised. The floor is the same change of
-// a node that is alone.
+// ten seconds. It fails when that is more than promised. The floor is the same
+// change of a node that is alone.
 func BenchmarkHealthEdges(b *testing.B) {
 	for b.Loop() {
 		alone, one := fleetOf(b, 1)
@@ -142,11 +151,14 @@ func BenchmarkHealthEdges(b *testing.B) {
 		alone.shut()
 		w, hosts := fleetOf(b, 1000)
 		took := edgesSeen(b, w, hosts, 1000, 100, 10*time.Second)
-		p50, p99 := took[len(took)/2], took[len(took)*99/100]
+		p50, p99, floor50 := centile(took, 50), centile(took, 99), centile(floor, 50)
 		b.ReportMetric(float64(p50.Microseconds())/1000, "p50-ms")
 		b.ReportMetric(float64(p99.Microseconds())/1000, "p99-ms")
-		b.ReportMetric(float64(floor[len(floor)/2].Microseconds())/1000, "floor-p50-ms")
-		b.ReportMetric(float64(p50)/float64(floor[len(floor)/2]), "p50/floor")
+		b.ReportMetric(float64(floor50.Microseconds())/1000, "floor-p50-ms")
+		b.ReportMetric(float64(p50)/float64(floor50), "p50/floor")
+		if p99 > promisedP99 {
+			b.Errorf("a change takes %v at p99 with 1,000 nodes; at most %v is promised", p99, promisedP99)
+		}
 		w.shut()
 	}
 }
