@@ -67,6 +67,7 @@ func (s *Server) assemble(ctx context.Context, db *boltstore.Store) (*parts, err
 	p.fleet = fleet.New(fleet.Config{
 		Log: w.log, Reader: db, Sessions: p.dispatch, Board: p.board, Logger: w.cfg.Logger.With("component", "fleet"),
 		Actor: w.id.String(), NodeID: w.nodeID, Now: w.cfg.Now,
+		HistoryAge: w.cfg.HealthHistoryAge, HistoryCount: w.cfg.HealthHistoryCount,
 	})
 	p.metrics = metrics.Handler(metrics.Config{Board: p.board, Reader: db, Logger: w.cfg.Logger.With("component", "metrics"), Now: w.cfg.Now})
 	p.export = export.New(w.cfg.StateDir, db)

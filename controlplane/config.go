@@ -51,6 +51,11 @@ type Config struct {
 	Sweep time.Duration
 	// NodeTTL is the life of a node's certificate; 0 means a day.
 	NodeTTL time.Duration
+	// HealthHistoryAge and HealthHistoryCount bound what is kept of the history of
+	// a node's GPU conditions; 0 means 90 days and 10,000 changes. The log keeps
+	// all.
+	HealthHistoryAge   time.Duration
+	HealthHistoryCount int
 	// Listener and HTTPListener are used in place of Listen and HTTPListen, and
 	// closed.
 	Listener, HTTPListener net.Listener

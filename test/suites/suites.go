@@ -141,7 +141,7 @@ var required = []suite{
 		packages: []string{"./test/e2e/slurm"}, timeout: 15 * time.Minute,
 	},
 	{
-		name: "e2e/gpu", about: "nodes with eight GPUs: faults, a driver that fails in each way, kills, five minutes without network; told once, and clear",
+		name: "e2e/gpu", about: "nodes with eight GPUs: faults, a driver that fails in each way, told within two periods; a count that drops; kills, five minutes without network; told once, and clear",
 		packages: []string{"./test/e2e/gpu"}, timeout: 15 * time.Minute,
 	},
 	{

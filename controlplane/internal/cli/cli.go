@@ -131,6 +131,7 @@ func readConfig(path string, stderr io.Writer) (controlplane.Config, error) {
 		Executable: executable, StateDir: f.StateDir, SecretsKeyFile: f.SecretsKeyFile,
 		Listen: f.Listen, HTTPListen: f.HTTPListen, AdvertiseAddress: f.AdvertiseAddress,
 		Registry: all.Registry(), Version: version(), Heartbeat: f.HeartbeatInterval, NodeTTL: f.NodeCertificateTTL,
+		HealthHistoryAge: f.HealthHistoryAge, HealthHistoryCount: f.HealthHistoryCount,
 		Logger: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: f.LogLevel})),
 	}, nil
 }

@@ -45,6 +45,10 @@ type File struct {
 	HeartbeatInterval time.Duration
 	// NodeCertificateTTL is the life of a node's certificate.
 	NodeCertificateTTL time.Duration
+	// HealthHistoryAge and HealthHistoryCount bound the history of the conditions
+	// of a node's GPUs.
+	HealthHistoryAge   time.Duration
+	HealthHistoryCount int
 }
 
 // Problems is every problem of one file. It is an error.
@@ -83,6 +87,7 @@ func Parse(name string, data []byte) (*File, error) {
 	f := &File{
 		Listen: ":7443", HTTPListen: "127.0.0.1:7480", StateDir: "/var/lib/millwright-server",
 		HeartbeatInterval: 15 * time.Second, NodeCertificateTTL: 24 * time.Hour,
+		HealthHistoryAge: 90 * 24 * time.Hour, HealthHistoryCount: 10_000,
 	}
 	r := &reader{name: name, file: f}
 	r.read(doc.Content[0])
@@ -178,6 +183,17 @@ func (f *File) setters() map[string]func(string) error {
 		"heartbeat_interval": func(v string) (err error) {
 			f.HeartbeatInterval, err = duration(v, time.Second, 5*time.Minute)
 			return err
+		},
+		"health_history_age": func(v string) (err error) {
+			f.HealthHistoryAge, err = duration(v, time.Hour, 10*365*24*time.Hour)
+			return err
+		},
+		"health_history_count": func(v string) (err error) {
+			f.HealthHistoryCount, err = strconv.Atoi(v)
+			if err != nil || f.HealthHistoryCount < 100 || f.HealthHistoryCount > 1_000_000 {
+				return errors.New("it must be a number of changes between 100 and 1000000")
+			}
+			return nil
 		},
 		"node_certificate_ttl": func(v string) (err error) {
 			f.NodeCertificateTTL, err = duration(v, 10*time.Minute, 90*24*time.Hour)

@@ -21,6 +21,7 @@ func TestParse(t *testing.T) {
 	want := &configfile.File{
 		Listen: ":7443", HTTPListen: "127.0.0.1:7480", StateDir: "/var/lib/millwright-server", AdvertiseAddress: "server.test:7443",
 		HeartbeatInterval: 15 * time.Second, NodeCertificateTTL: 24 * time.Hour,
+		HealthHistoryAge: 2160 * time.Hour, HealthHistoryCount: 10_000,
 	}
 	got, err := configfile.Parse("server.yaml", []byte(minimal))
 	if err != nil {
@@ -36,12 +37,15 @@ state_dir: /srv/mw
 log_level: debug
 heartbeat_interval: 5s
 node_certificate_ttl: 1h
+health_history_age: 48h
+health_history_count: 500
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want = &configfile.File{Listen: "[::1]:1", HTTPListen: "127.0.0.1:0", StateDir: "/srv/mw", AdvertiseAddress: "server.test:7443",
-		LogLevel: slog.LevelDebug, HeartbeatInterval: 5 * time.Second, NodeCertificateTTL: time.Hour}
+		LogLevel: slog.LevelDebug, HeartbeatInterval: 5 * time.Second, NodeCertificateTTL: time.Hour,
+		HealthHistoryAge: 48 * time.Hour, HealthHistoryCount: 500}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("all keys (-want +got):\n%s", diff)
 	}
@@ -60,6 +64,7 @@ func TestParseRefuses(t *testing.T) {
 		{"not a mapping", "- a\n", []string{"server.yaml:1", "mapping"}},
 		{"nested", minimal + "listen: [a]\n", []string{"server.yaml:3: listen"}},
 		{"duration", minimal + "heartbeat_interval: 1ms\n", []string{"heartbeat_interval", `"1ms"`, "between"}},
+		{"history", minimal + "health_history_age: 1s\nhealth_history_count: 7\n", []string{"health_history_age", `"1s"`, "health_history_count", `"7"`, "between 100 and"}},
 		{"level", minimal + "log_level: loud\n", []string{"log_level", "debug, info, warn or error"}},
 		{"dial address", "version: 1\nadvertise_address: :7443\n", []string{"server.yaml:2: advertise_address", "host:port"}},
 		{"empty", "", []string{"server.yaml"}},

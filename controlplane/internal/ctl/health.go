@@ -175,13 +175,16 @@ func (a *app) healthHistoryCmd() *cobra.Command {
 				if err != nil {
 					return c.explain(ctx, "list the health changes of node "+args[0], err)
 				}
-				whole.Changes = append(whole.Changes, page.GetChanges()...)
+				whole.Changes, whole.TrimmedIndex = append(whole.Changes, page.GetChanges()...), page.GetTrimmedIndex()
 				if req.PageToken = page.GetNextPageToken(); req.PageToken == "" {
 					break
 				}
 			}
 			if a.format == formatJSON {
 				return a.printJSON(whole)
+			}
+			if whole.GetTrimmedIndex() > 0 {
+				a.remark("what is older is not in the history any more; the server's log has it: millwright-server log export")
 			}
 			for _, change := range whole.GetChanges() {
 				if err := a.write([]byte(changeLine(change) + "\n")); err != nil {

@@ -113,6 +113,12 @@ func (t *Tx) forgetHealth(node string) error {
 	return err
 }
 
+// TrimHealth takes a node's changes up to an entry out of its history. They stay
+// in the log.
+func (t *Tx) TrimHealth(node string, through uint64) {
+	t.trims = append(t.trims, store.HealthTrim{Node: node, Through: through})
+}
+
 // healthChange is what the decision does to conditions.
 func (t *Tx) healthChange() (rows []*serverv1.HealthRow, gone []store.HealthKey) {
 	for key, row := range t.conditions {

@@ -39,6 +39,7 @@ type Tx struct {
 	conditions map[store.HealthKey]*serverv1.HealthRow
 	kept       map[string]map[string]bool // the keys of the conditions of a node, once they were read
 	healthOf   string                     // the node of which the entry that is being appended changes a condition
+	trims      []store.HealthTrim
 	requests   []*serverv1.RequestRow
 	tokens     []*serverv1.TokenRow
 	seen       []*serverv1.SeenRow
@@ -189,6 +190,7 @@ func (t *Tx) change() *store.Change {
 	return &store.Change{
 		Health:          health,
 		HealthGone:      gone,
+		HealthTrims:     t.trims,
 		Entries:         t.entries,
 		Tasks:           slices.Collect(maps.Values(t.tasks)),
 		Nodes:           slices.Collect(maps.Values(t.nodes)),

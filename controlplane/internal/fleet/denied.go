@@ -47,10 +47,19 @@ func (f *Fleet) deny(node string, err error) {
 
 // Run records denied tokens until ctx ends.
 func (f *Fleet) Run(ctx context.Context) error {
-	tick := time.NewTicker(recordEvery)
+	tick, old := time.NewTicker(recordEvery), time.NewTicker(trimEvery)
 	defer tick.Stop()
-	for {
+	defer old.Stop()
+	for trim := true; ; {
+		if trim {
+			if err := f.trim(ctx); err != nil && ctx.Err() == nil {
+				f.cfg.Logger.Error("histories of GPU conditions not trimmed", "err", err)
+			}
+			trim = false
+		}
 		select {
+		case <-old.C:
+			trim = true
 		case <-ctx.Done():
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			defer cancel()

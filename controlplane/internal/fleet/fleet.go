@@ -3,6 +3,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -74,6 +75,10 @@ type Config struct {
 	NodeID func(name string) string
 	// Now is the wall clock; nil means the machine's.
 	Now func() time.Time
+	// HistoryAge and HistoryCount bound the history of a node's conditions; 0
+	// means 90 days and 10,000 changes.
+	HistoryAge   time.Duration
+	HistoryCount int
 }
 
 // Fleet is the nodes. It is safe for concurrent use.
@@ -98,6 +103,8 @@ func New(cfg Config) *Fleet {
 	if cfg.Now == nil {
 		cfg.Now = clock.Now
 	}
+	cfg.HistoryAge = cmp.Or(cfg.HistoryAge, defaultHistoryAge)
+	cfg.HistoryCount = cmp.Or(cfg.HistoryCount, defaultHistoryCount)
 	return &Fleet{cfg: cfg, members: map[string]member{}, denied: map[denial]uint32{}}
 }
 

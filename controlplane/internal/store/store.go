@@ -69,6 +69,8 @@ type Change struct {
 	Health    []*serverv1.HealthRow
 	// HealthGone are removed, before Health is written.
 	HealthGone []HealthKey
+	// HealthTrims end the histories of nodes. The log keeps its entries.
+	HealthTrims []HealthTrim
 	// Cluster is set once, when the server is founded.
 	Cluster *serverv1.ClusterRow
 	// RaiseGeneration makes the log's generation one more, so that no watch
@@ -103,6 +105,13 @@ type FrameKey struct {
 
 // HealthKey names a condition of a node's GPU side.
 type HealthKey struct{ Node, Key string }
+
+// HealthTrim takes the changes of a node's conditions, up to an entry of the
+// log, out of its history.
+type HealthTrim struct {
+	Node    string
+	Through uint64
+}
 
 // View is the whole store at one moment.
 type View interface {
@@ -170,6 +179,12 @@ type HealthView interface {
 	// HealthEntries is [LogView.Entries] for the changes of one node's
 	// conditions.
 	HealthEntries(node string, from uint64, limit, maxBytes int) ([]Entry, error)
+	// HealthTrimmed is the entry through which a node's history was trimmed; 0:
+	// it was not.
+	HealthTrimmed(node string) (uint64, error)
+	// HealthBeyond is the newest change of a node that so many newer ones follow;
+	// 0: it has no more than these.
+	HealthBeyond(node string, keep int) (uint64, error)
 }
 
 // LogView reads the event log.

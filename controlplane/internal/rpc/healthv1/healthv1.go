@@ -236,6 +236,13 @@ func (s *Service) ListHealthChanges(ctx context.Context, req *healthv1.ListHealt
 		if _, err := v.Node(req.GetNode()); err != nil {
 			return unknown(req.GetNode(), err)
 		}
+		if out.TrimmedIndex, err = v.HealthTrimmed(req.GetNode()); err != nil {
+			return err
+		}
+		if req.GetPageToken() != "" && from <= out.GetTrimmedIndex() {
+			return rpcerr.New(codes.OutOfRange, "HISTORY_TRIMMED",
+				"what comes next was taken out of the history meanwhile, by its age or number; list anew without a token, which begins with the oldest that is kept")
+		}
 		entries, err := v.HealthEntries(req.GetNode(), from, size, maxPageBytes)
 		if err != nil {
 			return err

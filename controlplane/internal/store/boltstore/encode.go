@@ -60,6 +60,9 @@ func encode(v view, c *store.Change) ([]write, error) {
 		e.named("condition", h.GetCondition().GetKey())
 		e.row(bucketHealth, name(h.GetNode(), h.GetCondition().GetKey()), h)
 	}
+	for _, trim := range c.HealthTrims {
+		e.trim(trim)
+	}
 	for _, env := range c.Envelopes {
 		sum := sha256.Sum256(env.GetPayload())
 		e.row(bucketEnvelopes, sum[:], env)
@@ -139,6 +142,20 @@ func (e *encoder) entries(entries []store.Entry) {
 			e.put(bucketChanges, nodeIndexKey(entry.HealthOf, entry.Index), nil)
 		}
 	}
+}
+
+// trim takes what a node's history has up to an entry out of it.
+func (e *encoder) trim(trim store.HealthTrim) {
+	e.named("node", trim.Node)
+	prefix := name(trim.Node)
+	c := e.v.tx.Bucket(bucketChanges).Cursor()
+	for k, _ := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+		if bytes.Compare(k, nodeIndexKey(trim.Node, trim.Through)) > 0 {
+			break
+		}
+		e.remove(bucketChanges, bytes.Clone(k))
+	}
+	e.put(bucketTrimmed, []byte(trim.Node), number(trim.Through))
 }
 
 // task writes a row and moves it in the indexes.

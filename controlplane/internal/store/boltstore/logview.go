@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"math"
 
 	"google.golang.org/protobuf/proto"
 
@@ -49,6 +50,32 @@ func (v view) TaskEntries(taskID string, from uint64, limit, maxBytes int) ([]st
 
 func (v view) HealthEntries(node string, from uint64, limit, maxBytes int) ([]store.Entry, error) {
 	return v.indexed(bucketChanges, node, from, limit, maxBytes)
+}
+
+func (v view) HealthTrimmed(node string) (uint64, error) {
+	b := v.tx.Bucket(bucketTrimmed).Get([]byte(node))
+	if b == nil {
+		return 0, nil
+	}
+	return parseNumber(b)
+}
+
+func (v view) HealthBeyond(node string, keep int) (uint64, error) {
+	prefix := name(node)
+	c := v.tx.Bucket(bucketChanges).Cursor()
+	k, _ := c.Seek(nodeIndexKey(node, math.MaxUint64)) // behind the last of the node
+	if k == nil {
+		k, _ = c.Last()
+	} else {
+		k, _ = c.Prev()
+	}
+	for n := 0; k != nil && bytes.HasPrefix(k, prefix); k, _ = c.Prev() {
+		if n == keep {
+			return parseNumber(k[len(prefix):])
+		}
+		n++
+	}
+	return 0, nil
 }
 
 // indexed reads the entries that an index has of a task or node.

@@ -36,6 +36,7 @@ package boltstore
 //
 //	health     NODE 0 KEY 0            HealthRow
 //	changes    NODE 0 INDEX            empty: log entries with a change of a condition
+//	trimmed    NODE                    the newest INDEX that was taken out of changes by age or number
 const schemaVersion = 1
 
 var (
@@ -58,6 +59,7 @@ var (
 	bucketEnvelopes = []byte("envelopes")
 	bucketHealth    = []byte("health")
 	bucketChanges   = []byte("changes")
+	bucketTrimmed   = []byte("trimmed")
 
 	keyVersion    = []byte("version")
 	keyGeneration = []byte("generation")
@@ -65,7 +67,7 @@ var (
 )
 
 // addedBuckets are those that files of earlier releases lack.
-func addedBuckets() [][]byte { return [][]byte{bucketHealth, bucketChanges} }
+func addedBuckets() [][]byte { return [][]byte{bucketHealth, bucketChanges, bucketTrimmed} }
 
 // firstBuckets are those that every file has.
 func firstBuckets() [][]byte {

@@ -36,6 +36,12 @@ func testHealth(t *testing.T, open Opener) {
 		check(t, "Health with a limit", got, err, []*serverv1.HealthRow{healthRow("n", "a", 5)})
 		got, err = v.Health("x", 10)
 		check(t, "Health(x)", got, err, nil)
+		beyond, err := v.HealthBeyond("n", 1)
+		check(t, "HealthBeyond the newest", beyond, err, 1)
+		beyond, err = v.HealthBeyond("n", 2)
+		check(t, "HealthBeyond all", beyond, err, 0)
+		beyond, err = v.HealthBeyond("nn", 0)
+		check(t, "HealthBeyond nothing, at the end", beyond, err, 2)
 		row, err := v.Condition(store.HealthKey{Node: "nn", Key: "a"})
 		check(t, "a condition that was removed and written in one change", row, err, healthRow("nn", "a", 6))
 		_, err = v.Condition(store.HealthKey{Node: "n", Key: "b"})
@@ -61,5 +67,24 @@ func testHealth(t *testing.T, open Opener) {
 			}
 			check(t, "HealthEntries of "+c.node, got, err, c.want)
 		}
+	})
+	update(t, s, &store.Change{HealthTrims: []store.HealthTrim{{Node: "n", Through: 3}, {Node: "x", Through: 9}}})
+	s = reopen()
+	view(t, s, func(v store.View) {
+		for node, want := range map[string]struct {
+			entries []uint64
+			through uint64
+		}{"n": {[]uint64{4}, 3}, "nn": {[]uint64{2}, 0}, "x": {nil, 9}} {
+			entries, err := v.HealthEntries(node, 0, 10, 1<<20)
+			var got []uint64
+			for _, e := range entries {
+				got = append(got, e.Index)
+			}
+			check(t, "HealthEntries after a trim of "+node, got, err, want.entries)
+			through, err := v.HealthTrimmed(node)
+			check(t, "HealthTrimmed of "+node, through, err, want.through)
+		}
+		all, err := v.Entries(1, 10, 1<<20)
+		check(t, "entries of the log after a trim", len(all), err, 4)
 	})
 }

@@ -942,6 +942,9 @@ type ListHealthChangesResponse struct {
 	Changes []*HealthChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The history does not go back behind this log entry: what was older, or more
+	// than the server keeps of a node, is in its log alone. 0: it is whole.
+	TrimmedIndex  uint64 `protobuf:"varint,3,opt,name=trimmed_index,json=trimmedIndex,proto3" json:"trimmed_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -988,6 +991,13 @@ func (x *ListHealthChangesResponse) GetNextPageToken() string {
 		return x.NextPageToken
 	}
 	return ""
+}
+
+func (x *ListHealthChangesResponse) GetTrimmedIndex() uint64 {
+	if x != nil {
+		return x.TrimmedIndex
+	}
+	return 0
 }
 
 // WatchHealthRequest says what to watch, and from where.
@@ -1308,10 +1318,11 @@ const file_millwright_health_v1_service_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"\x81\x01\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\xa6\x01\n" +
 	"\x19ListHealthChangesResponse\x12<\n" +
 	"\achanges\x18\x01 \x03(\v2\".millwright.health.v1.HealthChangeR\achanges\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"M\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12#\n" +
+	"\rtrimmed_index\x18\x03 \x01(\x04R\ftrimmedIndex\"M\n" +
 	"\x12WatchHealthRequest\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\tR\x05nodes\x12!\n" +
 	"\fresume_token\x18\x02 \x01(\tR\vresumeToken\"\xba\x02\n" +
