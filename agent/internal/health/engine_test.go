@@ -2,6 +2,7 @@ package health
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -282,16 +283,22 @@ func TestFold(t *testing.T) {
 // A storm of lines costs a bounded number of conditions and edges.
 func TestStorm(t *testing.T) {
 	s := newScript(t, nil).inventory()
-	told := 0
+	told, bytes := 0, 0
+	before := heap()
 	for i := range 10_000 {
 		s.line(fmt.Sprintf("NVRM: Xid (PCI:0000:c5:00): %d, pid=1, name=x, words", i%2000+1))
 		if i%100 == 0 {
-			told += len(s.tell())
+			for _, edge := range s.tell() {
+				told, bytes = told+1, bytes+proto.Size(edge)
+			}
 		}
 	}
 	told += len(s.tell())
 	if len(s.conditions) > mostEvents+60 || told > mostEvents+60 {
 		t.Errorf("%d conditions and %d edges of 10,000 lines", len(s.conditions), told)
+	}
+	if grown := heap() - before; grown > 4<<20 || bytes > 128<<10 {
+		t.Errorf("10,000 lines cost %d bytes of memory and %d of edges", grown, bytes)
 	}
 	if c := s.conditions["gpu.events_more/GPU-a"].get(); c.GetCount() < 9000 {
 		t.Errorf("what was not told one by one: %v", c)
@@ -373,4 +380,12 @@ func TestFabric(t *testing.T) {
 			t.Errorf("%v: %v", tc.fabric, c)
 		}
 	}
+}
+
+// heap is what is in use after all garbage is gone.
+func heap() int {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
 }
