@@ -55,7 +55,7 @@ func (Drain) Deadline(s *slurmv1.DrainSpec) time.Duration {
 // ask surveys a node that the controller has to know. Whoever does not get an
 // answer knows nothing of the node, and does nothing to it.
 func ask(ctx context.Context, h host.Reader) (*survey, error) {
-	s, err := look(ctx, h, nil)
+	s, err := look(ctx, h, nil, tasks.Plan{})
 	switch {
 	case err != nil:
 		return nil, err

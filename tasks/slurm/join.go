@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,8 +31,8 @@ var (
 // JoinInfo describes slurm.join.
 func JoinInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "slurm.join", Revision: 2, Class: tasks.State,
-		Since:   map[protoreflect.Name]uint32{"munge_key": 2},
+		Kind: "slurm.join", Revision: 3, Class: tasks.State,
+		Since:   map[protoreflect.Name]uint32{"munge_key": 2, "packages": 3},
 		Summary: "make the node a member of a Slurm cluster, now and after each boot",
 	}
 }
@@ -44,7 +45,7 @@ func (Join) Validate(s *slurmv1.JoinSpec) error {
 }
 
 // Locks implements [tasks.Task].
-func (Join) Locks(*slurmv1.JoinSpec) []tasks.Lock { return lock() }
+func (Join) Locks(s *slurmv1.JoinSpec) []tasks.Lock { return lockFor(s) }
 
 // Intent implements [tasks.Intender].
 func (Join) Intent(*slurmv1.JoinSpec) (string, tasks.IntentChange) {
@@ -83,6 +84,7 @@ func wanted(spec *slurmv1.JoinSpec, s *survey) member {
 	if s.ownsKey() || s.key.ref != nil && s.key.other {
 		m.options += keyMark + "\n"
 	}
+	m.options += s.packageMarks()
 	return m
 }
 
@@ -124,13 +126,16 @@ func (Join) Plan(ctx context.Context, h host.Reader, spec *slurmv1.JoinSpec) (ta
 	if len(diffs) == 0 {
 		return tasks.Plan{}, nil
 	}
+	if s.onlyPackages(diffs) {
+		return s.packages, nil
+	}
 	if err := s.preflight(ctx, h, spec); err != nil {
 		return tasks.Plan{}, err
 	}
 	if s.anew(m) && s.answered && s.node.Known && active(s.slurmd) && s.usable() {
 		return tasks.Plan{}, unfit("node %s is a member with another description (%s): use slurm.reconfigure, which drains it first", s.node.Name, firstDifference(diffs))
 	}
-	return tasks.Plan{Differences: diffs, Steps: s.joinSteps(m)}, nil
+	return tasks.Plan{Differences: diffs, Steps: append(slices.Clone(s.packages.Steps), s.joinSteps(m)...)}, nil
 }
 
 func firstDifference(diffs []tasks.Difference) string {
@@ -185,7 +190,7 @@ func (s *survey) prepare(m member) []tasks.Step {
 
 // differences names all that is not as it should be.
 func (s *survey) differences(ctx context.Context, h host.Reader, m member) []tasks.Difference {
-	var diffs []tasks.Difference
+	diffs := slices.Clone(s.packages.Differences)
 	add := func(subject, have, want string) {
 		if have != want {
 			diffs = append(diffs, tasks.Difference{Subject: subject, Have: have, Want: want})
@@ -259,7 +264,7 @@ func (s *survey) preflight(ctx context.Context, h host.Reader, spec *slurmv1.Joi
 		name, pkg string
 		st        host.UnitStatus
 	}{{step.SlurmdUnit, "slurmd", s.slurmd}, {step.MungeUnit, "munge", s.munge}} {
-		if u.st.Load == "not-found" || u.st.Load == "masked" {
+		if u.st.Load == "not-found" && !s.coming() || u.st.Load == "masked" {
 			return unfit("unit %s is %s: install the package %s, or unmask the unit", u.name, u.st.Load, u.pkg)
 		}
 	}
@@ -270,6 +275,9 @@ func (s *survey) preflight(ctx context.Context, h host.Reader, spec *slurmv1.Joi
 		return unfit("/etc/slurm/slurm.conf is there, and Slurm's programs would read it instead of the controller's configuration: move it away")
 	}
 	if err := checkCgroup(ctx, h); err != nil {
+		return err
+	}
+	if err := s.checkPackages(ctx, h, spec); err != nil {
 		return err
 	}
 	if err := s.checkKey(ctx, h); err != nil {

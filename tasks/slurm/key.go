@@ -116,6 +116,9 @@ func (s *survey) checkKey(ctx context.Context, h host.Reader) error {
 	if s.key.ref == nil {
 		return nil
 	}
+	if _, err := h.FindProgram(ctx, "munged"); s.coming() && errors.Is(err, fs.ErrNotExist) {
+		return nil // munge's package brings the user and the directory
+	}
 	ok, err := h.UserExists(ctx, mungeUser)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	slurmv1 "github.com/gpuaas/millwright/proto/millwright/slurm/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
@@ -27,7 +28,8 @@ var (
 // LeaveInfo describes slurm.leave.
 func LeaveInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "slurm.leave", Revision: 1, Class: tasks.State,
+		Kind: "slurm.leave", Revision: 2, Class: tasks.State,
+		Since:   map[protoreflect.Name]uint32{"keep_packages": 2},
 		Summary: "drain the node, and take it out of its Slurm cluster",
 	}
 }
@@ -40,7 +42,12 @@ func (Leave) Validate(s *slurmv1.LeaveSpec) error {
 }
 
 // Locks implements [tasks.Task].
-func (Leave) Locks(*slurmv1.LeaveSpec) []tasks.Lock { return lock() }
+func (Leave) Locks(s *slurmv1.LeaveSpec) []tasks.Lock {
+	if s.GetKeepPackages() {
+		return lock()
+	}
+	return append(lock(), tasks.Lock{Name: "packages"})
+}
 
 // Intent implements [tasks.Intender].
 func (Leave) Intent(*slurmv1.LeaveSpec) (string, tasks.IntentChange) {
@@ -58,7 +65,7 @@ func (Leave) Plan(ctx context.Context, h host.Reader, spec *slurmv1.LeaveSpec) (
 	if err != nil || !own {
 		return tasks.Plan{}, err
 	}
-	s, err := look(ctx, h, nil)
+	s, err := look(ctx, h, nil, tasks.Plan{})
 	if err != nil {
 		return tasks.Plan{}, err
 	}
@@ -85,7 +92,11 @@ func (Leave) Plan(ctx context.Context, h host.Reader, spec *slurmv1.LeaveSpec) (
 		}
 	}
 	p.Steps = append(p.Steps, step.SetUnit(&taskv1.UnitStep{Unit: step.SlurmdUnit, Action: taskv1.UnitAction_UNIT_ACTION_DAEMON_RELOAD}))
-	return p, nil
+	if spec.GetKeepPackages() {
+		return p, nil
+	}
+	// Last, since what has gone can be had again only while a source has it.
+	return p, s.withoutPackages(ctx, h, &p)
 }
 
 // anythingOfOurs reports whether a file of slurm.join is there.
@@ -134,8 +145,10 @@ func (Leave) Verify(ctx context.Context, h host.Prober, _ *slurmv1.LeaveSpec) er
 // Result implements [tasks.Task].
 func (Leave) Result(ctx context.Context, h host.Prober, _ *slurmv1.LeaveSpec, _ [][]byte) (proto.Message, error) {
 	m, err := h.SlurmMachine(ctx)
-	if err != nil {
-		return &slurmv1.LeaveResult{}, nil //nolint:nilerr // without Slurm it is no member
+	if err != nil { // Slurm may be gone with its packages
+		if m, err = kernelMachine(ctx, h); err != nil {
+			return nil, err
+		}
 	}
 	return &slurmv1.LeaveResult{Node: m.HostName}, nil
 }

@@ -2,6 +2,7 @@ package slurm
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -25,8 +26,8 @@ var (
 // ReconfigureInfo describes slurm.reconfigure.
 func ReconfigureInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "slurm.reconfigure", Revision: 2, Class: tasks.State,
-		Since:   map[protoreflect.Name]uint32{"node.munge_key": 2},
+		Kind: "slurm.reconfigure", Revision: 3, Class: tasks.State,
+		Since:   map[protoreflect.Name]uint32{"node.munge_key": 2, "node.packages": 3},
 		Summary: "drain the node, and have it register in Slurm with another description",
 	}
 }
@@ -44,7 +45,7 @@ func (Reconfigure) Validate(s *slurmv1.ReconfigureSpec) error {
 }
 
 // Locks implements [tasks.Task].
-func (Reconfigure) Locks(*slurmv1.ReconfigureSpec) []tasks.Lock { return lock() }
+func (Reconfigure) Locks(s *slurmv1.ReconfigureSpec) []tasks.Lock { return lockFor(s.GetNode()) }
 
 // Intent implements [tasks.Intender]: it takes the place of the join's.
 func (Reconfigure) Intent(*slurmv1.ReconfigureSpec) (string, tasks.IntentChange) {
@@ -70,13 +71,16 @@ func (Reconfigure) Plan(ctx context.Context, h host.Reader, spec *slurmv1.Reconf
 	if len(diffs) == 0 {
 		return tasks.Plan{}, nil
 	}
+	if s.onlyPackages(diffs) {
+		return s.packages, nil
+	}
 	if !s.answered {
 		return tasks.Plan{}, unfit("whether node %s has jobs is not known: %v", s.machine.HostName, s.silence)
 	}
 	if err := s.preflight(ctx, h, spec.GetNode()); err != nil {
 		return tasks.Plan{}, err
 	}
-	p := tasks.Plan{Differences: diffs}
+	p := tasks.Plan{Differences: diffs, Steps: slices.Clone(s.packages.Steps)}
 	if s.node.Known {
 		p.Steps = append(p.Steps, step.DrainSlurm(&slurmv1.SlurmDrainStep{
 			Node: s.machine.HostName, Controllers: s.controllers(), Owner: ownerReconfigure, Reason: "gets another description",

@@ -57,6 +57,14 @@ RestartSec=5
 // lock is what every kind of this package needs for itself.
 func lock() []tasks.Lock { return []tasks.Lock{{Name: "slurm"}, {Name: "unit:" + step.SlurmdUnit}} }
 
+// lockFor is that, and the packages' where a spec names some.
+func lockFor(s *slurmv1.JoinSpec) []tasks.Lock {
+	if len(s.GetPackages()) == 0 {
+		return lock()
+	}
+	return append(lock(), tasks.Lock{Name: "packages"})
+}
+
 // unfit returns an error that refuses the task.
 func unfit(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), tasks.ErrPrecondition)
@@ -74,21 +82,26 @@ type survey struct {
 	answered bool  // the controller did
 	silence  error // why it did not
 	key      keyState
+	packages tasks.Plan // for what a spec names
 }
 
 // lookFor surveys a node for what a spec asks of it.
 func lookFor(ctx context.Context, h host.Reader, spec *slurmv1.JoinSpec) (*survey, error) {
-	s, err := look(ctx, h, spec.GetControllers())
+	packages, err := lookPackages(ctx, h, spec.GetPackages())
+	if err != nil {
+		return nil, err
+	}
+	s, err := look(ctx, h, spec.GetControllers(), packages)
 	if err != nil {
 		return nil, err
 	}
 	return s, s.lookKey(ctx, h, spec.GetMungeKey())
 }
 
-// look surveys a node. Controllers are asked as the spec says, or as the file of
-// ours does.
-func look(ctx context.Context, h host.Reader, controllers []string) (*survey, error) {
-	s := &survey{}
+// look surveys a node, to which packages are about to come. Controllers are asked
+// as the spec says, or as the file of ours does.
+func look(ctx context.Context, h host.Reader, controllers []string, packages tasks.Plan) (*survey, error) {
+	s := &survey{packages: packages}
 	var err error
 	if s.slurmd, err = h.Unit(ctx, step.SlurmdUnit); err != nil {
 		return nil, err
@@ -107,6 +120,9 @@ func look(ctx context.Context, h host.Reader, controllers []string) (*survey, er
 		return nil, err
 	}
 	if err := checkPrograms(ctx, h); err != nil {
+		if s.coming() && errors.Is(err, tasks.ErrPrecondition) {
+			err = s.lookMachine(ctx, h, controllers)
+		}
 		return s, err
 	}
 	if s.machine, err = h.SlurmMachine(ctx); err != nil {
@@ -168,7 +184,7 @@ func checkPrograms(ctx context.Context, h host.Reader) error {
 		}
 	}
 	if len(missing) > 0 {
-		return unfit("the node lacks %s: install %s (the names are Debian's), in the controller's release", strings.Join(missing, ", "), strings.Join(packages, ", "))
+		return unfit("the node lacks %s: install %s (the names are Debian's), in the controller's release, or name them in packages", strings.Join(missing, ", "), strings.Join(packages, ", "))
 	}
 	return nil
 }

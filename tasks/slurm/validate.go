@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	slurmv1 "github.com/gpuaas/millwright/proto/millwright/slurm/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
 )
 
@@ -38,6 +39,7 @@ func validateJoin(p *tasks.Problems, at string, s *slurmv1.JoinSpec) {
 	if s.GetMungeKey() != nil {
 		tasks.CheckSecret(p, at+"munge_key", s.GetMungeKey())
 	}
+	checkPackages(p, at+"packages", s.GetPackages())
 	switch m := s.GetMembership().(type) {
 	case *slurmv1.JoinSpec_Dynamic:
 		checkGres(p, at+"dynamic.gres", m.Dynamic.GetGres())
@@ -49,6 +51,24 @@ func validateJoin(p *tasks.Problems, at string, s *slurmv1.JoinSpec) {
 		checkGres(p, at+"static.gres", m.Static.GetGres())
 	default:
 		p.Add(at+"dynamic", "", "is required, or static: say dynamic: {} for a node that tells the controller what it has, static: {} for one of the controller's slurm.conf")
+	}
+}
+
+// oneRelease are packages of Slurm that must be of one version on a node. The
+// others whose names begin like theirs have versions of their own.
+var oneRelease = regexp.MustCompile(`^(slurmd|slurm-client|slurm-(wlm|smd)(-.*)?|slurm-slurmd|slurm)$`)
+
+func checkPackages(p *tasks.Problems, field string, list []*taskv1.NodePackage) {
+	tasks.CheckPackages(p, field, list)
+	var first *taskv1.NodePackage
+	for i, pkg := range list {
+		switch {
+		case pkg.GetVersion() == "" || !oneRelease.MatchString(pkg.GetName()):
+		case first == nil:
+			first = pkg
+		case pkg.GetVersion() != first.GetVersion():
+			p.Add(fmt.Sprintf("%s[%d].version", field, i), pkg.GetVersion(), fmt.Sprintf("must be that of %s, which is %s: all of a node's Slurm is of one version", first.GetName(), first.GetVersion()))
+		}
 	}
 }
 

@@ -27,6 +27,9 @@ func verifyMember(ctx context.Context, h host.Prober, spec *slurmv1.JoinSpec) er
 		return err
 	}
 	m := wanted(spec, s)
+	if len(s.packages.Differences) > 0 {
+		return fmt.Errorf("%s: %w", firstDifference(s.packages.Differences), tasks.ErrNotSatisfied)
+	}
 	if s.key.ref != nil {
 		if err := step.SecretInPlace(ctx, h, keyFile(s.key.ref)); err != nil {
 			return err
@@ -85,7 +88,7 @@ func probeJob(ctx context.Context, h host.Prober, s *survey, spec *slurmv1.JoinS
 }
 
 func memberResult(ctx context.Context, h host.Prober, controllers []string) (*slurmv1.JoinResult, error) {
-	s, err := look(ctx, h, controllers)
+	s, err := look(ctx, h, controllers, tasks.Plan{})
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"time"
@@ -224,6 +225,8 @@ func observeSlurmd(ctx context.Context, h host.Reader, ref host.SlurmRef, owners
 		if slices.ContainsFunc(owners, n.DrainedBy) {
 			o.DrainReason = n.Reason
 		}
+	} else if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("the node lacks a program of Slurm, and no package brought it (in Debian they are in slurm-client and slurmd): %w", err)
 	} else if !errors.Is(err, host.ErrSlurm) {
 		return nil, err
 	}

@@ -139,7 +139,7 @@ func CheckController(ctx context.Context, h host.Prober, controllers []string) e
 	if err != nil {
 		return err
 	}
-	if newer(m.Version, c.Version) {
+	if SlurmNewer(m.Version, c.Version) {
 		return reasonError(tasks.ReasonSlurmVersion, "slurmd is %s and the controller %s: a node must not be newer than its controller; install slurmd %s, or upgrade the controller first: %w",
 			m.Version, c.Version, c.Version, tasks.ErrNotSatisfied)
 	}
@@ -154,9 +154,9 @@ func SlurmDistrusts(err error) bool {
 
 var release = regexp.MustCompile(`^(\d+)\.(\d+)`)
 
-// newer reports whether release a comes after b, by year and month alone: what
+// SlurmNewer reports whether release a comes after b, by year and month alone: what
 // is behind them does not change the protocol.
-func newer(a, b string) bool {
+func SlurmNewer(a, b string) bool {
 	x, y := release.FindStringSubmatch(a), release.FindStringSubmatch(b)
 	if x == nil || y == nil {
 		return false

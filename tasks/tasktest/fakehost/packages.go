@@ -20,7 +20,9 @@ type packages struct {
 	missing   bool // the node has no dpkg
 	locked    bool // another program holds the database
 	installed map[string]pkg
-	offered   map[string][]pkg // by name, newest first
+	offered   map[string][]pkg      // by name, newest first
+	brings    map[string][][]string // by name: what is done when it is installed
+	owned     map[string][]string   // by name: the entries that came with it
 }
 
 // pkg is a package with what it needs: names, and with ! before a name what it
@@ -38,7 +40,9 @@ type pkg struct {
 const packageMark = "DEB "
 
 func newPackages() packages {
-	return packages{installed: map[string]pkg{}, offered: map[string][]pkg{}}
+	return packages{
+		installed: map[string]pkg{}, offered: map[string][]pkg{}, brings: map[string][][]string{}, owned: map[string][]string{},
+	}
 }
 
 func (n *Node) packageStatus(names []string) ([]host.PackageStatus, error) {
@@ -168,8 +172,38 @@ func (n *Node) installPackages(set host.PackageSet) error {
 		old := n.packages.installed[name]
 		p.held, p.ours = old.held, old.ours || old.state != "installed"
 		n.packages.installed[name] = p
+		if old.state != "installed" {
+			if err := n.unpack(name); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// unpack puts what a package brings onto the node. A user of the system that a
+// package made stays when it goes, as with Debian's.
+func (n *Node) unpack(name string) error {
+	was := maps.Clone(n.entries)
+	for _, words := range n.packages.brings[name] {
+		if err := n.do(words[0], words[1:]); err != nil {
+			return err
+		}
+	}
+	for k := range n.entries {
+		if _, ok := was[k]; !ok {
+			n.packages.owned[name] = append(n.packages.owned[name], k)
+		}
+	}
+	return nil
+}
+
+// unpacked takes it away again.
+func (n *Node) unpacked(name string) {
+	for _, k := range n.packages.owned[name] {
+		delete(n.entries, k)
+	}
+	delete(n.packages.owned, name)
 }
 
 func (n *Node) removePackages(names []string, purge bool) error {
@@ -191,6 +225,7 @@ func (n *Node) removePackages(names []string, purge bool) error {
 		if !ok {
 			continue
 		}
+		n.unpacked(name)
 		if purge {
 			delete(n.packages.installed, name)
 			continue
@@ -242,6 +277,8 @@ func (n *Node) doPackages(verb string, a []string) error {
 			}
 		}
 		n.packages.installed[a[0]] = p
+	case "brings":
+		n.packages.brings[a[0]] = append(n.packages.brings[a[0]], a[1:])
 	case "deb":
 		if len(a) < 3 {
 			return errors.New("want a path, a name and a version")

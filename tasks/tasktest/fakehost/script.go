@@ -38,8 +38,11 @@ import (
 //	offer NAME VERSION [NEED|!NAME...]: a package that a source offers, the newest
 //	deb PATH NAME VERSION [NEED|!NAME...]: one in a file
 //	package NAME VERSION [held] [config-files] [NEED...]: one that is installed
+//	brings NAME CHANGE...: what is done on the node when a package is installed
 //	nodpkg                          dpkglock
-//	slurm controller SERVER VERSION  slurm key CONTENT          slurm down|up|gone
+//	slurm controller SERVER VERSION: a cluster, and Slurm's programs on the node
+//	slurm remote SERVER VERSION: a cluster alone
+//	slurm key CONTENT               slurm down|up|gone
 //	slurm node|static NAME STATES [GRES [REASON]]               slurm skew DURATION
 //	slurm job NODE ID USER STATE [DURATION]: it ends after that
 //	slurm nojob NODE                 slurm slurmd VERSION
@@ -115,7 +118,7 @@ func arity(verb string) (least, most int) {
 		return 3, 3
 	case "slurm":
 		return 1, 6
-	case "result", "archive", "ends", "offer", "deb", "package":
+	case "result", "archive", "ends", "offer", "deb", "package", "brings":
 		return 2, 256
 	default:
 		return 1, 0
@@ -135,7 +138,7 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doServer(verb, a)
 	case "archive", "foreign", "ends", "die":
 		return n.doContainer(verb, a)
-	case "offer", "deb", "package", "nodpkg", "dpkglock":
+	case "offer", "deb", "package", "brings", "nodpkg", "dpkglock":
 		return n.doPackages(verb, a)
 	case "slurm":
 		return n.doSlurm(a[0], a[1:])

@@ -23,6 +23,8 @@ func (n *Node) doSlurm(what string, a []string) error {
 		for _, p := range slurmPrograms() {
 			n.entries[n.key(p)] = entry{mode: 0o755, data: "ELF"}
 		}
+	case what == "remote" && len(a) == 2:
+		s.server, s.version = a[0], a[1]
 	case what == "gone" && len(a) == 0:
 		for _, p := range slurmPrograms() {
 			delete(n.entries, n.key(p))

@@ -24,8 +24,8 @@ const (
 
 // JoinSpec (slurm.join) asks that a node is a working member of a Slurm cluster,
 // now and after each boot: registered, idle, with the resources that are named
-// here. Slurm's packages are on the node; its configuration comes from the
-// controller, which must be configless.
+// here. Slurm's packages are on the node, or come with the join; its configuration
+// comes from the controller, which must be configless.
 type JoinSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The controllers, as HOST or HOST:PORT, the primary first; at most 8.
@@ -40,7 +40,11 @@ type JoinSpec struct {
 	// The cluster's munge key, 32 to 1024 bytes. It is put into
 	// /etc/munge/munge.key, for munged alone to read, and munged reads it; unset:
 	// the key that is there stays. Since revision 2.
-	MungeKey      *v1.SecretRef `protobuf:"bytes,4,opt,name=munge_key,json=mungeKey,proto3" json:"munge_key,omitempty"`
+	MungeKey *v1.SecretRef `protobuf:"bytes,4,opt,name=munge_key,json=mungeKey,proto3" json:"munge_key,omitempty"`
+	// Packages that are installed before anything else, with what they need, in
+	// these versions; at most 32. One that is installed in another version is
+	// refused, not changed. slurm.leave removes what was installed. Since revision 3.
+	Packages      []*v1.NodePackage `protobuf:"bytes,5,rep,name=packages,proto3" json:"packages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -110,6 +114,13 @@ func (x *JoinSpec) GetStatic() *StaticNode {
 func (x *JoinSpec) GetMungeKey() *v1.SecretRef {
 	if x != nil {
 		return x.MungeKey
+	}
+	return nil
+}
+
+func (x *JoinSpec) GetPackages() []*v1.NodePackage {
+	if x != nil {
+		return x.Packages
 	}
 	return nil
 }
@@ -413,12 +424,13 @@ var File_millwright_slurm_v1_join_proto protoreflect.FileDescriptor
 
 const file_millwright_slurm_v1_join_proto_rawDesc = "" +
 	"\n" +
-	"\x1emillwright/slurm/v1/join.proto\x12\x13millwright.slurm.v1\x1a\x1fmillwright/task/v1/secret.proto\"\xef\x01\n" +
+	"\x1emillwright/slurm/v1/join.proto\x12\x13millwright.slurm.v1\x1a millwright/task/v1/package.proto\x1a\x1fmillwright/task/v1/secret.proto\"\xac\x02\n" +
 	"\bJoinSpec\x12 \n" +
 	"\vcontrollers\x18\x01 \x03(\tR\vcontrollers\x12<\n" +
 	"\adynamic\x18\x02 \x01(\v2 .millwright.slurm.v1.DynamicNodeH\x00R\adynamic\x129\n" +
 	"\x06static\x18\x03 \x01(\v2\x1f.millwright.slurm.v1.StaticNodeH\x00R\x06static\x12:\n" +
-	"\tmunge_key\x18\x04 \x01(\v2\x1d.millwright.task.v1.SecretRefR\bmungeKeyB\f\n" +
+	"\tmunge_key\x18\x04 \x01(\v2\x1d.millwright.task.v1.SecretRefR\bmungeKey\x12;\n" +
+	"\bpackages\x18\x05 \x03(\v2\x1f.millwright.task.v1.NodePackageR\bpackagesB\f\n" +
 	"\n" +
 	"membership\"\x8c\x01\n" +
 	"\vDynamicNode\x12-\n" +
@@ -458,24 +470,26 @@ func file_millwright_slurm_v1_join_proto_rawDescGZIP() []byte {
 
 var file_millwright_slurm_v1_join_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_millwright_slurm_v1_join_proto_goTypes = []any{
-	(*JoinSpec)(nil),     // 0: millwright.slurm.v1.JoinSpec
-	(*DynamicNode)(nil),  // 1: millwright.slurm.v1.DynamicNode
-	(*StaticNode)(nil),   // 2: millwright.slurm.v1.StaticNode
-	(*Gres)(nil),         // 3: millwright.slurm.v1.Gres
-	(*JoinResult)(nil),   // 4: millwright.slurm.v1.JoinResult
-	(*v1.SecretRef)(nil), // 5: millwright.task.v1.SecretRef
+	(*JoinSpec)(nil),       // 0: millwright.slurm.v1.JoinSpec
+	(*DynamicNode)(nil),    // 1: millwright.slurm.v1.DynamicNode
+	(*StaticNode)(nil),     // 2: millwright.slurm.v1.StaticNode
+	(*Gres)(nil),           // 3: millwright.slurm.v1.Gres
+	(*JoinResult)(nil),     // 4: millwright.slurm.v1.JoinResult
+	(*v1.SecretRef)(nil),   // 5: millwright.task.v1.SecretRef
+	(*v1.NodePackage)(nil), // 6: millwright.task.v1.NodePackage
 }
 var file_millwright_slurm_v1_join_proto_depIdxs = []int32{
 	1, // 0: millwright.slurm.v1.JoinSpec.dynamic:type_name -> millwright.slurm.v1.DynamicNode
 	2, // 1: millwright.slurm.v1.JoinSpec.static:type_name -> millwright.slurm.v1.StaticNode
 	5, // 2: millwright.slurm.v1.JoinSpec.munge_key:type_name -> millwright.task.v1.SecretRef
-	3, // 3: millwright.slurm.v1.DynamicNode.gres:type_name -> millwright.slurm.v1.Gres
-	3, // 4: millwright.slurm.v1.StaticNode.gres:type_name -> millwright.slurm.v1.Gres
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	6, // 3: millwright.slurm.v1.JoinSpec.packages:type_name -> millwright.task.v1.NodePackage
+	3, // 4: millwright.slurm.v1.DynamicNode.gres:type_name -> millwright.slurm.v1.Gres
+	3, // 5: millwright.slurm.v1.StaticNode.gres:type_name -> millwright.slurm.v1.Gres
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_millwright_slurm_v1_join_proto_init() }

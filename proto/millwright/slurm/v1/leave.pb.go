@@ -29,7 +29,10 @@ type LeaveSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long to wait for the node's jobs to end, at most 7 days; unset: no time,
 	// so that the task fails while there are any.
-	WaitForJobs   *durationpb.Duration `protobuf:"bytes,1,opt,name=wait_for_jobs,json=waitForJobs,proto3" json:"wait_for_jobs,omitempty"`
+	WaitForJobs *durationpb.Duration `protobuf:"bytes,1,opt,name=wait_for_jobs,json=waitForJobs,proto3" json:"wait_for_jobs,omitempty"`
+	// Whether the packages that the join installed stay on the node; unset: they
+	// are removed, with their configuration. Since revision 2.
+	KeepPackages  bool `protobuf:"varint,2,opt,name=keep_packages,json=keepPackages,proto3" json:"keep_packages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -69,6 +72,13 @@ func (x *LeaveSpec) GetWaitForJobs() *durationpb.Duration {
 		return x.WaitForJobs
 	}
 	return nil
+}
+
+func (x *LeaveSpec) GetKeepPackages() bool {
+	if x != nil {
+		return x.KeepPackages
+	}
+	return false
 }
 
 // LeaveResult is the result of slurm.leave.
@@ -121,9 +131,10 @@ var File_millwright_slurm_v1_leave_proto protoreflect.FileDescriptor
 
 const file_millwright_slurm_v1_leave_proto_rawDesc = "" +
 	"\n" +
-	"\x1fmillwright/slurm/v1/leave.proto\x12\x13millwright.slurm.v1\x1a\x1egoogle/protobuf/duration.proto\"J\n" +
+	"\x1fmillwright/slurm/v1/leave.proto\x12\x13millwright.slurm.v1\x1a\x1egoogle/protobuf/duration.proto\"o\n" +
 	"\tLeaveSpec\x12=\n" +
-	"\rwait_for_jobs\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\vwaitForJobs\"!\n" +
+	"\rwait_for_jobs\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\vwaitForJobs\x12#\n" +
+	"\rkeep_packages\x18\x02 \x01(\bR\fkeepPackages\"!\n" +
 	"\vLeaveResult\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04nodeB@Z>github.com/gpuaas/millwright/proto/millwright/slurm/v1;slurmv1b\x06proto3"
 

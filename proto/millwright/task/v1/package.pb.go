@@ -140,6 +140,91 @@ func (x *PackageFile) GetSha256() []byte {
 	return nil
 }
 
+// NodePackage is a package that a task brings to the node when it is not there.
+type NodePackage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The version, as the node's package manager writes it: the only one that will
+	// do. Required without file.
+	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	// The absolute path of a file on the node that holds the package; unset: it
+	// comes from the node's configured sources.
+	File string `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
+	// The SHA-256 of the file, as 64 hexadecimal digits; required with file.
+	Sha256 string `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Whether its version may change with the node's next upgrade; unset: it is
+	// held.
+	NoHold        bool `protobuf:"varint,5,opt,name=no_hold,json=noHold,proto3" json:"no_hold,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodePackage) Reset() {
+	*x = NodePackage{}
+	mi := &file_millwright_task_v1_package_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodePackage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodePackage) ProtoMessage() {}
+
+func (x *NodePackage) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_task_v1_package_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodePackage.ProtoReflect.Descriptor instead.
+func (*NodePackage) Descriptor() ([]byte, []int) {
+	return file_millwright_task_v1_package_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NodePackage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NodePackage) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *NodePackage) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *NodePackage) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *NodePackage) GetNoHold() bool {
+	if x != nil {
+		return x.NoHold
+	}
+	return false
+}
+
 // PackageInstallStep (package.install) installs packages and holds them.
 type PackageInstallStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -156,7 +241,7 @@ type PackageInstallStep struct {
 
 func (x *PackageInstallStep) Reset() {
 	*x = PackageInstallStep{}
-	mi := &file_millwright_task_v1_package_proto_msgTypes[2]
+	mi := &file_millwright_task_v1_package_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -168,7 +253,7 @@ func (x *PackageInstallStep) String() string {
 func (*PackageInstallStep) ProtoMessage() {}
 
 func (x *PackageInstallStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_package_proto_msgTypes[2]
+	mi := &file_millwright_task_v1_package_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -181,7 +266,7 @@ func (x *PackageInstallStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackageInstallStep.ProtoReflect.Descriptor instead.
 func (*PackageInstallStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_package_proto_rawDescGZIP(), []int{2}
+	return file_millwright_task_v1_package_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PackageInstallStep) GetPackages() []*PackagePin {
@@ -220,7 +305,7 @@ type PackageRemoveStep struct {
 
 func (x *PackageRemoveStep) Reset() {
 	*x = PackageRemoveStep{}
-	mi := &file_millwright_task_v1_package_proto_msgTypes[3]
+	mi := &file_millwright_task_v1_package_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -232,7 +317,7 @@ func (x *PackageRemoveStep) String() string {
 func (*PackageRemoveStep) ProtoMessage() {}
 
 func (x *PackageRemoveStep) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_package_proto_msgTypes[3]
+	mi := &file_millwright_task_v1_package_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -245,7 +330,7 @@ func (x *PackageRemoveStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackageRemoveStep.ProtoReflect.Descriptor instead.
 func (*PackageRemoveStep) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_package_proto_rawDescGZIP(), []int{3}
+	return file_millwright_task_v1_package_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PackageRemoveStep) GetPackages() []*PackagePin {
@@ -280,7 +365,7 @@ type PackageObserved struct {
 
 func (x *PackageObserved) Reset() {
 	*x = PackageObserved{}
-	mi := &file_millwright_task_v1_package_proto_msgTypes[4]
+	mi := &file_millwright_task_v1_package_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -292,7 +377,7 @@ func (x *PackageObserved) String() string {
 func (*PackageObserved) ProtoMessage() {}
 
 func (x *PackageObserved) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_package_proto_msgTypes[4]
+	mi := &file_millwright_task_v1_package_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -305,7 +390,7 @@ func (x *PackageObserved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackageObserved.ProtoReflect.Descriptor instead.
 func (*PackageObserved) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_package_proto_rawDescGZIP(), []int{4}
+	return file_millwright_task_v1_package_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PackageObserved) GetPackages() []*PackageState {
@@ -332,7 +417,7 @@ type PackageState struct {
 
 func (x *PackageState) Reset() {
 	*x = PackageState{}
-	mi := &file_millwright_task_v1_package_proto_msgTypes[5]
+	mi := &file_millwright_task_v1_package_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -344,7 +429,7 @@ func (x *PackageState) String() string {
 func (*PackageState) ProtoMessage() {}
 
 func (x *PackageState) ProtoReflect() protoreflect.Message {
-	mi := &file_millwright_task_v1_package_proto_msgTypes[5]
+	mi := &file_millwright_task_v1_package_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -357,7 +442,7 @@ func (x *PackageState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PackageState.ProtoReflect.Descriptor instead.
 func (*PackageState) Descriptor() ([]byte, []int) {
-	return file_millwright_task_v1_package_proto_rawDescGZIP(), []int{5}
+	return file_millwright_task_v1_package_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PackageState) GetName() string {
@@ -400,7 +485,13 @@ const file_millwright_task_v1_package_proto_rawDesc = "" +
 	"\farchitecture\x18\x03 \x01(\tR\farchitecture\"9\n" +
 	"\vPackageFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x16\n" +
-	"\x06sha256\x18\x02 \x01(\fR\x06sha256\"\x9b\x01\n" +
+	"\x06sha256\x18\x02 \x01(\fR\x06sha256\"\x80\x01\n" +
+	"\vNodePackage\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\tR\x04file\x12\x16\n" +
+	"\x06sha256\x18\x04 \x01(\tR\x06sha256\x12\x17\n" +
+	"\ano_hold\x18\x05 \x01(\bR\x06noHold\"\x9b\x01\n" +
 	"\x12PackageInstallStep\x12:\n" +
 	"\bpackages\x18\x01 \x03(\v2\x1e.millwright.task.v1.PackagePinR\bpackages\x125\n" +
 	"\x05files\x18\x02 \x03(\v2\x1f.millwright.task.v1.PackageFileR\x05files\x12\x12\n" +
@@ -429,21 +520,22 @@ func file_millwright_task_v1_package_proto_rawDescGZIP() []byte {
 	return file_millwright_task_v1_package_proto_rawDescData
 }
 
-var file_millwright_task_v1_package_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_millwright_task_v1_package_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_millwright_task_v1_package_proto_goTypes = []any{
 	(*PackagePin)(nil),         // 0: millwright.task.v1.PackagePin
 	(*PackageFile)(nil),        // 1: millwright.task.v1.PackageFile
-	(*PackageInstallStep)(nil), // 2: millwright.task.v1.PackageInstallStep
-	(*PackageRemoveStep)(nil),  // 3: millwright.task.v1.PackageRemoveStep
-	(*PackageObserved)(nil),    // 4: millwright.task.v1.PackageObserved
-	(*PackageState)(nil),       // 5: millwright.task.v1.PackageState
+	(*NodePackage)(nil),        // 2: millwright.task.v1.NodePackage
+	(*PackageInstallStep)(nil), // 3: millwright.task.v1.PackageInstallStep
+	(*PackageRemoveStep)(nil),  // 4: millwright.task.v1.PackageRemoveStep
+	(*PackageObserved)(nil),    // 5: millwright.task.v1.PackageObserved
+	(*PackageState)(nil),       // 6: millwright.task.v1.PackageState
 }
 var file_millwright_task_v1_package_proto_depIdxs = []int32{
 	0, // 0: millwright.task.v1.PackageInstallStep.packages:type_name -> millwright.task.v1.PackagePin
 	1, // 1: millwright.task.v1.PackageInstallStep.files:type_name -> millwright.task.v1.PackageFile
 	0, // 2: millwright.task.v1.PackageRemoveStep.packages:type_name -> millwright.task.v1.PackagePin
 	1, // 3: millwright.task.v1.PackageRemoveStep.files:type_name -> millwright.task.v1.PackageFile
-	5, // 4: millwright.task.v1.PackageObserved.packages:type_name -> millwright.task.v1.PackageState
+	6, // 4: millwright.task.v1.PackageObserved.packages:type_name -> millwright.task.v1.PackageState
 	5, // [5:5] is the sub-list for method output_type
 	5, // [5:5] is the sub-list for method input_type
 	5, // [5:5] is the sub-list for extension type_name
@@ -462,7 +554,7 @@ func file_millwright_task_v1_package_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_task_v1_package_proto_rawDesc), len(file_millwright_task_v1_package_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
