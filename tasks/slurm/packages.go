@@ -117,13 +117,15 @@ func (s *survey) onlyPackages(diffs []tasks.Difference) bool {
 	return len(s.packages.Differences) > 0 && len(diffs) == len(s.packages.Differences)
 }
 
-// withoutPackages adds to a plan the removal of what slurm.join installed.
+// withoutPackages adds to a plan the removal of what slurm.join installed. Its
+// configuration stays: scripts of Debian's packages that purge delete whole
+// directories, and with them what the site has put there since.
 func (s *survey) withoutPackages(ctx context.Context, h host.Reader, p *tasks.Plan) error {
 	b := s.brought()
 	if len(b.names) == 0 {
 		return nil
 	}
-	removal, err := step.PlanRemoval(ctx, h, b.names, b.files, true)
+	removal, err := step.PlanRemoval(ctx, h, b.names, b.files, false)
 	if err != nil {
 		return err
 	}
@@ -176,14 +178,11 @@ func (s *survey) checkPackages(ctx context.Context, h host.Reader, spec *slurmv1
 	if !s.coming() {
 		return nil
 	}
+	if err := s.checkPurge(ctx, h); err != nil {
+		return err
+	}
 	if _, err := h.FindProgram(ctx, "munged"); errors.Is(err, fs.ErrNotExist) && spec.GetMungeKey() == nil {
-		_, err := h.Lstat(ctx, step.MungeKey)
-		if errors.Is(err, fs.ErrNotExist) {
-			return unfit("munge_key is needed: munge is not installed, and its package makes a random key, which no controller trusts; give munge_key: {name: NAME}")
-		}
-		if err != nil {
-			return err
-		}
+		return unfit("munge_key is needed: munge is not installed, and its package makes a random key, which no controller trusts; give munge_key: {name: NAME}")
 	}
 	var slurmd string
 	for _, p := range installs(s.packages) {
@@ -200,6 +199,43 @@ func (s *survey) checkPackages(ctx context.Context, h host.Reader, spec *slurmv1
 	}
 	if err == nil && step.SlurmNewer(slurmd, c.Version) {
 		return unfit("packages: slurmd %s is newer than the controller, which is %s: name the controller's release, or upgrade the controller first", slurmd, c.Version)
+	}
+	return nil
+}
+
+// purges are paths that the scripts of Debian's packages delete when the packages
+// are purged, as they are when their installation is undone: by package.
+var purges = map[string]string{"munge": step.MungeKey, "slurm-wlm-basic-plugins": "/etc/slurm"}
+
+// checkPurge refuses packages whose undo would delete what is there already.
+func (s *survey) checkPurge(ctx context.Context, h host.Reader) error {
+	for _, p := range installs(s.packages) {
+		path, ok := purges[p.GetName()]
+		if !ok {
+			continue
+		}
+		list, err := h.Packages(ctx, []string{p.GetName()})
+		if err != nil {
+			return err
+		}
+		if list[0].State != "" {
+			continue // undone, it is only removed
+		}
+		switch info, err := h.Lstat(ctx, path); {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			return err
+		case info.Mode.IsDir():
+			empty, err := h.DirEmpty(ctx, path)
+			if err != nil {
+				return err
+			}
+			if empty {
+				continue
+			}
+		}
+		return unfit("%s is there, and the package %s, which is not, deletes it if the join is undone: move it away first", path, p.GetName())
 	}
 	return nil
 }

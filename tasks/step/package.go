@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -183,8 +184,8 @@ func (s installPackages) Undo(ctx context.Context, h host.Host, before []byte) e
 			remove = append(remove, p.GetName())
 		}
 	}
-	if len(remove) > 0 {
-		if err := h.RemovePackages(ctx, remove, false); err != nil {
+	if len(remove) > 0 { // all at once: one of them may need another
+		if err := h.RemovePackages(ctx, slices.Concat(remove, purge), false); err != nil {
 			return packageReason(err)
 		}
 	}

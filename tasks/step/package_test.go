@@ -123,6 +123,7 @@ func TestPackagesThereAndBack(t *testing.T) {
 		{"install", "", install, "package libmunge2 0.5.15-2 installed\npackage munge 0.5.14-6 installed held\n"},
 		{"install beside", "package libmunge2 0.5.15-2 held", install, "package libmunge2 0.5.15-2 installed held\npackage munge 0.5.14-6 installed held\n"},
 		{"install over the rest", "package munge 0.1 config-files", install, "package libmunge2 0.5.15-2 installed\npackage munge 0.5.14-6 installed held\n"},
+		{"install over a part of the rest", "package libmunge2 0.5.15-2 config-files", install, "package libmunge2 0.5.15-2 installed\npackage munge 0.5.14-6 installed held\n"},
 		{"hold", "package site 1", hold, "package site 1 installed held\n"},
 		{"hold what is held", "package site 1 held", hold, "package site 1 installed held\n"},
 		{"remove", "package libmunge2 0.5.15-2\npackage munge 0.5.14-6 held libmunge2", remove, ""},

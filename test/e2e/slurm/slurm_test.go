@@ -50,12 +50,14 @@ func TestSlurm(t *testing.T) {
 		t.Run("causes", func(t *testing.T) {
 			t.Parallel()
 			causes(t, c.With(t))
+			t.Run("packages", func(t *testing.T) { packages(t, c.With(t)) })
 		})
 		t.Run("static", func(t *testing.T) {
 			t.Parallel()
 			static(t, c.With(t))
 		})
 	})
+	t.Run("another key", func(t *testing.T) { rotates(t, c.With(t)) })
 }
 
 const mungeKey = "/etc/munge/munge.key"

@@ -31,7 +31,7 @@ type LeaveSpec struct {
 	// so that the task fails while there are any.
 	WaitForJobs *durationpb.Duration `protobuf:"bytes,1,opt,name=wait_for_jobs,json=waitForJobs,proto3" json:"wait_for_jobs,omitempty"`
 	// Whether the packages that the join installed stay on the node; unset: they
-	// are removed, with their configuration. Since revision 2.
+	// are removed, and their configuration stays. Since revision 2.
 	KeepPackages  bool `protobuf:"varint,2,opt,name=keep_packages,json=keepPackages,proto3" json:"keep_packages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
