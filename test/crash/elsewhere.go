@@ -22,11 +22,6 @@ type shown struct{ file, test, what string }
 
 func unreached() []elsewhere {
 	return []elsewhere{
-		{"host.packages.", "no kind uses package steps yet", []shown{
-			{"agent/internal/executor/packages_test.go", "TestPackageSteps", "the executor killed, and each call failing, around each change; the node is in memory"},
-			{"agent/internal/host/node_package_test.go", "TestInterruptedDpkg", "a real dpkg that was killed is finished"},
-			{"agent/internal/host/node_package_test.go", "TestPackageStartsNoService", "real packages are installed and removed"},
-		}},
 		{"host.disk.", "nodes of these stories have no disks of their own", []shown{
 			{"agent/internal/executor/tasktest_test.go", "TestKinds", "the executor killed, and each call failing, around each change; the node is in memory"},
 			{"agent/internal/host/disks/disks_test.go", "TestLoopDisk", "a real loop device is wiped and formatted"},

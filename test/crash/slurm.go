@@ -77,7 +77,7 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
 	after := func(kind, spec string) story {
 		return story{kind: kind, facts: facts, prepare: prepare, state: succeeded, setup: joined, spec: func(string) string { return spec }}
 	}
-	out := append([]story{join, broken, keyed(broken), gated(facts, prepare, joined)}, afterJoin(after, member)...)
+	out := append([]story{join, broken, keyed(broken), packaged(join), packaged(broken), gated(facts, prepare, joined)}, afterJoin(after, member)...)
 	for i := range out {
 		out[i].slow = true
 	}
@@ -106,6 +106,43 @@ func keyed(broken story) story {
 		return broken.facts(l) + `
 k=/etc/munge/munge.key; echo key=$(stat -c %a:%U:%G $k) before=$(grep -c before $k) new=$(grep -c "key of" $k) munge=$(systemctl is-active munge) \
  works=$(munge -n | unmunge | grep -c Success) kept=$(ls -A /var/lib/millwright/secrets 2>/dev/null | wc -l)`
+	}
+	return s
+}
+
+// sitePackages is a source of the site's with two packages, of which one was left
+// half installed by a dpkg that was interrupted.
+const sitePackages = `rm -rf /opt/site; mkdir -p /opt/site; cd /opt/site
+for p in site-%[1]s half-%[1]s; do
+  mkdir -p /run/%[1]s/$p/DEBIAN /run/%[1]s/$p/etc; echo setting > /run/%[1]s/$p/etc/$p.conf; echo /etc/$p.conf > /run/%[1]s/$p/DEBIAN/conffiles
+  printf 'Package: %%s\nVersion: 1.0\nArchitecture: all\nMaintainer: site <site@example.org>\nDescription: site\n' $p > /run/%[1]s/$p/DEBIAN/control
+  dpkg-deb -Znone --root-owner-group --build /run/%[1]s/$p $p.deb >/dev/null
+  { dpkg-deb --field $p.deb; printf 'Filename: ./%%s\nSize: %%s\nSHA256: %%s\n\n' $p.deb $(stat -c %%s $p.deb) $(sha256sum $p.deb | cut -d' ' -f1); } >> Packages
+done
+echo 'deb [trusted=yes] file:/opt/site ./' > /etc/apt/sources.list.d/site.list
+apt-get update -qq -oDir::Etc::sourcelist=/etc/apt/sources.list.d/site.list -oDir::Etc::sourceparts=-
+dpkg --unpack half-%[1]s.deb >/dev/null; cd /
+`
+
+// packaged is a join that brings a package, on a node whose last dpkg was
+// interrupted: what that left is finished first, and stays so.
+func packaged(s story) story {
+	if s.variant != "" {
+		s.variant = ", and fails"
+	}
+	s.variant = "that brings packages" + s.variant
+	s.loses = "unfinished"
+	join := s
+	s.prepare = func(l string) string {
+		return fmt.Sprintf(sitePackages, strings.ToLower(l)) + join.prepare(l)
+	}
+	s.spec = func(l string) string {
+		return join.spec(l) + "packages: [{name: site-" + strings.ToLower(l) + ", version: '1.0'}]\n"
+	}
+	s.facts = func(l string) string {
+		return join.facts(l) + fmt.Sprintf(`
+echo site=$(dpkg-query --show --showformat='${db:Status-Abbrev}' site-%[1]s 2>/dev/null) file=$(ls /etc/site-%[1]s.conf 2>/dev/null | wc -l) left=$(ls -d /usr/sbin/policy-rc.d 2>/dev/null | wc -l) audit=$(dpkg --audit | grep -c site-) \
+ half=$(dpkg-query --show --showformat='${db:Status-Abbrev}' half-%[1]s | grep -q iU && echo unfinished)`, strings.ToLower(l))
 	}
 	return s
 }

@@ -1,6 +1,6 @@
 // Package packagetest has two kinds that do nothing but install and remove
 // packages, so that the package steps can be put to the whole suite: no kind of
-// the product does only that.
+// the product does only that (slurm.join has them before other steps).
 package packagetest
 
 import (
