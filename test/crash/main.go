@@ -32,7 +32,7 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.point, "point", "", "only this point")
+	flag.StringVar(&o.point, "point", "", "only points whose names begin so")
 	flag.StringVar(&o.kind, "kind", "", "only this kind, or kind and variant as the table prints them")
 	flag.StringVar(&o.program, "program", "", "only this program: agent, shim or server")
 	flag.IntVar(&o.nodes, "nodes", 5, "nodes on which agents and shims are killed")

@@ -214,7 +214,7 @@ func (s *suite) cases(one story, trace map[string]map[string]int) (onNodes, onSe
 			continue
 		}
 		s.report.reached(one, p)
-		if s.point != "" && s.point != p.Name || s.program != "" && s.program != p.Program || p.Name == one.first {
+		if s.point != "" && !strings.HasPrefix(p.Name, s.point) || s.program != "" && s.program != p.Program || p.Name == one.first {
 			continue
 		}
 		var jobs []job
