@@ -135,7 +135,11 @@ func VerifyContainer(ctx context.Context, h host.Prober, setup *taskv1.Container
 	case err != nil:
 		return err
 	case !st.Running:
-		return fmt.Errorf("container %s %s: %w", setup.GetName(), DescribeContainer(st), tasks.ErrNotSatisfied)
+		err := fmt.Errorf("container %s %s: %w", setup.GetName(), DescribeContainer(st), tasks.ErrNotSatisfied)
+		if st.State == "stopped" {
+			return &tasks.ReasonError{Reason: tasks.ReasonContainerEnded, Err: err}
+		}
+		return err
 	case !bytes.Equal(st.Record, record):
 		return fmt.Errorf("container %s runs by another spec: %w", setup.GetName(), tasks.ErrNotSatisfied)
 	}

@@ -167,7 +167,7 @@ func uses(ctx context.Context, t *trial) error {
 func mountFacts(l string) string {
 	return fmt.Sprintf(`u=mnt-%[1]s-data.mount; d=/mnt/%[1]s/data; s=/etc/systemd/system
 echo mounts=$(awk -v d=$d '$5 == d' /proc/self/mountinfo | wc -l) active=$(systemctl is-active $u) unit=$(ls $s | grep -c "^$u\$") \
- links=$(find $s -lname "*$u" | wc -l) dir=$(find /mnt/%[1]s 2>/dev/null | wc -l) temporary=$(ls -A $s | grep -c "$u.*tmp") \
+ links=$(find $s -lname "*$u" | wc -l) dir=$(find /mnt/%[1]s -xdev 2>/dev/null | wc -l) temporary=$(ls -A $s | grep -c "$u.*tmp") \
  intent=$(millwrightd status | grep -c "mount:$d ")`, l)
 }
 

@@ -281,8 +281,12 @@ func fill(jobs []job) chan job {
 	return q
 }
 
-// tries is how often a case is begun whose point does not come by.
-const tries = 4
+// tries is how often a case is begun whose point does not come by, and firstTries
+// where it is the first time that the point comes by: there is none before it.
+const (
+	tries      = 4
+	firstTries = 2
+)
 
 // one does a case and reports it. Messages and commits bunch together in another
 // way each time, so that the last time at which a point came by may be one that
@@ -290,6 +294,7 @@ const tries = 4
 func (s *suite) one(ctx context.Context, w *world, n *testbed.Node, j job) {
 	begin := time.Now()
 	for try := 1; ; try++ {
+		last := try >= tries || try >= firstTries && j.injury.nth == 1
 		t := s.trial(w, n, j.story, &j.injury)
 		res, err := t.run(ctx, false)
 		if ctx.Err() != nil {
@@ -305,7 +310,7 @@ func (s *suite) one(ctx context.Context, w *world, n *testbed.Node, j job) {
 		if s.verbose || err != nil {
 			fmt.Printf("%s %s on %s (%s): hit %t, %v, %s\n", j.story.title(), j.injury, n.Name(), t.id, hit, err, time.Since(begin).Round(10*time.Millisecond))
 		}
-		if err != nil || hit || try == tries {
+		if err != nil || hit || last {
 			s.report.add(j, res, hit, err, time.Since(begin))
 			return
 		}
