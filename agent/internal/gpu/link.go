@@ -60,6 +60,10 @@ func (l *link) read() {
 	for {
 		r := &gpuv1.ChildReply{}
 		if err := wire.Read(l.conn, r); err != nil {
+			if errors.Is(err, wire.ErrFrame) {
+				l.fail(&nonsense{"", err.Error()})
+				return
+			}
 			l.fail(fmt.Errorf("millwright-gpu went away: %w", err))
 			return
 		}
@@ -74,7 +78,7 @@ func (l *link) read() {
 		}
 		l.mu.Unlock()
 		if to == nil {
-			l.fail(fmt.Errorf("millwright-gpu answered question %d, which was not asked", r.GetId()))
+			l.fail(&nonsense{"", fmt.Sprintf("it answered question %d, which was not asked", r.GetId())})
 			return
 		}
 		to <- r // it has room for one
@@ -90,9 +94,12 @@ func (l *link) fail(cause error) {
 	}
 	l.cause, l.failing = cause, l.asking[queries]
 	var slow *late
+	var odd *nonsense
 	switch {
 	case errors.As(cause, &slow):
 		l.failing = slow.what
+	case errors.As(cause, &odd) && odd.what != "":
+		l.failing = odd.what
 	case l.failing == "":
 		l.failing = l.asking[events]
 	}
@@ -151,6 +158,10 @@ func (l *link) ask(ctx context.Context, q question) (*gpuv1.ChildReply, error) {
 		defer notice.Stop()
 		select {
 		case reply := <-to:
+			if err := q.sound(reply); err != nil {
+				l.fail(err)
+				return
+			}
 			l.mu.Lock()
 			l.asking[lane] = ""
 			l.mu.Unlock()

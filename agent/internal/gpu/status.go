@@ -56,18 +56,18 @@ func (s *Supervisor) become(v verdict) {
 
 // silent takes that the question of a lane has no answer yet, or has one. A new
 // program that answers is not well by that alone: its beginning decides.
-func (s *Supervisor) silent(lane int, words string) {
+func (s *Supervisor) silent(lane int, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if words == "" && s.link == nil {
+	if text == "" && s.link == nil {
 		return
 	}
-	s.waits[lane] = words
-	words = cmp.Or(s.waits[queries], s.waits[events])
+	s.waits[lane] = text
+	text = cmp.Or(s.waits[queries], s.waits[events])
 	switch {
 	case s.base.state == gpuv1.DriverState_DRIVER_STATE_UNRESPONSIVE: // it says more
-	case words != "":
-		s.show(verdict{gpuv1.DriverState_DRIVER_STATE_NO_ANSWER_YET, words})
+	case text != "":
+		s.show(verdict{gpuv1.DriverState_DRIVER_STATE_NO_ANSWER_YET, text})
 	default:
 		s.show(s.base)
 	}
@@ -75,6 +75,7 @@ func (s *Supervisor) silent(lane int, words string) {
 
 // show makes the status what it says; s.mu is held.
 func (s *Supervisor) show(v verdict) {
+	v.message = words(v.message)
 	pid := int32(0)
 	if s.stuck != nil {
 		pid = int32(s.stuck.Pid())
@@ -121,6 +122,10 @@ func (s *Supervisor) after(p Process, gone bool, what string, cause error) verdi
 			gpuv1.DriverState_DRIVER_STATE_UNRESPONSIVE,
 			fmt.Sprintf("millwright-gpu (process %d) was killed (%v) and the kernel holds it: no other is started until it is gone", p.Pid(), cause),
 		}
+	}
+	var odd *nonsense
+	if errors.As(cause, &odd) {
+		return verdict{gpuv1.DriverState_DRIVER_STATE_PROGRAM_UNUSABLE, fmt.Sprintf("%v; it was killed. If that lasts: install millwright-agent again, or another driver", odd)}
 	}
 	code, signal, said := p.End()
 	return ended(code, signal, said, what)

@@ -4,6 +4,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 
@@ -15,6 +16,9 @@ const Protocol = 1
 
 // maxFrame bounds a message: 256 GPUs with all their links fit easily.
 const maxFrame = 4 << 20
+
+// ErrFrame is wrapped by the error of [Read] for what is no frame.
+var ErrFrame = errors.New("not a frame of this protocol")
 
 // Write writes one message. Writers take turns.
 func Write(w io.Writer, m proto.Message) error {
@@ -44,14 +48,14 @@ func Read(r io.Reader, m proto.Message) error {
 	}
 	n := binary.BigEndian.Uint32(head[:])
 	if n > maxFrame {
-		return fmt.Errorf("read frame: %d bytes, at most %d", n, maxFrame)
+		return fmt.Errorf("%w: %d bytes, at most %d", ErrFrame, n, maxFrame)
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r, b); err != nil {
 		return fmt.Errorf("read frame of %d bytes: %w", n, err)
 	}
 	if err := proto.Unmarshal(b, m); err != nil {
-		return fmt.Errorf("decode frame: %w", err)
+		return fmt.Errorf("%w: %w", ErrFrame, err)
 	}
 	return nil
 }
