@@ -15,9 +15,14 @@ import (
 
 const (
 	// mostConditions bounds what is kept of a node, mostEvents what is kept of one
-	// GPU or switch of things that happened.
+	// GPU or switch of things that happened, and mostElsewhere of all places
+	// together that are no GPU of the inventory: a line may name any place, and
+	// must leave room for what is known of the GPUs.
 	mostConditions = 1024
 	mostEvents     = 64
+	mostElsewhere  = 256
+	// mostStates bounds for how many GPUs something is remembered.
+	mostStates = 4 * mostGPUs
 	// A condition that was raised flapRaises times within flapWithin is flapping:
 	// it is well again only once it has been away for flapQuiet.
 	flapRaises = 3
@@ -126,8 +131,13 @@ func (e *engine) takeInventory(inv *gpuv1.Inventory, t moment) {
 	e.inventory = inv
 	e.version++
 	for _, g := range inv.GetGpus() {
-		if g.GetUuid() != "" && g.GetPciBusId() != "" {
+		if g.GetUuid() != "" && g.GetPciBusId() != "" && (e.uuids[kernel.NormalPCI(g.GetPciBusId())] != "" || len(e.uuids) < mostStates) {
 			e.uuids[kernel.NormalPCI(g.GetPciBusId())] = g.GetUuid()
+		}
+	}
+	for _, g := range inv.GetGpus() {
+		if g.GetUuid() != "" {
+			e.gpuState(g.GetUuid()) // it has its place before any line takes it
 		}
 	}
 	e.roster.seen(inv.GetGpus())
@@ -200,11 +210,14 @@ func (e *engine) inventoryOf(uuid string) *gpuv1.Gpu {
 	return &gpuv1.Gpu{}
 }
 
+// gpuState is what is remembered of a GPU; of one beyond the bound nothing is.
 func (e *engine) gpuState(uuid string) *gpuState {
 	g := e.gpus[uuid]
 	if g == nil {
 		g = &gpuState{counters: map[string]*counter{}}
-		e.gpus[uuid] = g
+		if len(e.gpus) < mostStates {
+			e.gpus[uuid] = g
+		}
 	}
 	return g
 }

@@ -186,15 +186,22 @@ func (e *engine) find(r *Rule, h happening) *condition {
 			return c
 		}
 	}
-	n := 0
+	n, elsewhere := 0, 0
 	for _, c := range e.conditions {
+		if c.event && e.roster[c.now.GetGpuUuid()] == "" {
+			elsewhere++
+		}
 		if c.event && c.now.GetPciBusId() == h.at.pci && c.now.GetGpuUuid() == h.at.uuid {
 			n++
 		}
 	}
-	if n >= mostEvents {
+	tooMany := e.roster[h.at.uuid] == "" && elsewhere >= mostElsewhere
+	if n >= mostEvents || tooMany {
 		r.Code, r.Title = "gpu.events_more", "more kinds of errors than are kept"
 		r.Severity, r.Action, r.Meaning = fatal, support, "So many different errors come from one place that they are no longer told one by one."
+		if tooMany {
+			h.at, r.Meaning = subject{}, "So many different errors come from places that are no GPU of this node that they are no longer told one by one."
+		}
 		if c := e.conditions[h.at.key(r.Code)]; c != nil {
 			return c
 		}

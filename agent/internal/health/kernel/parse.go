@@ -55,7 +55,7 @@ const maxDetail = 200
 
 // The forms are anchored at the start of a line: the kernel repeats names that
 // users choose, of processes and of devices, and none of these may look like a
-// report. Forms as printed by drivers 450 to 580; see testdata/lines.txtar.
+// report. The forms are held by TestForms.
 var (
 	xidLine    = regexp.MustCompile(`^NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?(?: GPU-I:[0-9a-fA-F]+)?\): ([0-9]{1,4})(?:,|$)\s*(.*)$`)
 	sxidLine   = regexp.MustCompile(`^nvidia-nvswitch[0-9]{1,3}: SXid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): ([0-9]{1,6})(?:,|$)\s*(.*)$`)
