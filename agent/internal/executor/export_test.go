@@ -28,3 +28,12 @@ func LockTurns(asked []tasks.Lock, end []int) (held [][]int) {
 	}
 	return held
 }
+
+// Stuck reports whether the locks of a task are those of one that is held for a
+// person.
+func (e *Executor) Stuck(id string) bool {
+	g := e.locks.of(id)
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	return g != nil && g.stuck
+}

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -38,6 +39,10 @@ func (e *Executor) undoHeld(ctx context.Context, t *task, s settlement, also fun
 			TaskId: t.id, Reason: rec.GetReason(), Message: rec.GetMessage(),
 		}}})
 	})
+	var refusal *gate.Refusal
+	if errors.As(err, &refusal) {
+		return 0, err // another's word was quicker: the task is not held any more, nor are its locks stuck
+	}
 	if err != nil {
 		e.locks.stick(grant)
 		return 0, err
