@@ -84,6 +84,9 @@ func (s *Store) commit(group []*change) {
 	wrote := false
 	var last head
 	err := s.db.Update(func(btx *bolt.Tx) error {
+		if err := s.asLeft(btx); err != nil {
+			return err
+		}
 		for _, c := range group {
 			tx := newTx(btx, s.cfg)
 			if c.err = tx.run(c.fn); c.err != nil {

@@ -20,7 +20,8 @@ var (
 	// durable. Whether it is durable nevertheless is not known.
 	ErrWrite = errors.New("the change could not be made durable")
 	// ErrMoved is wrapped by the error of a change while the state file, or its
-	// mark, is not under its name: what is written would be lost.
+	// mark, is not under its name, or an older copy was written over it: what is
+	// written would be lost.
 	ErrMoved = errors.New("the state file is not in its place")
 	// ErrAckAhead is returned for an acknowledgement of a frame that was never
 	// written.

@@ -134,7 +134,7 @@ func (s *Store) raiseMark() error {
 		}
 		next.JournalId, next.Seq, next.Transaction = meta.GetJournalId(), h.seq, uint64(btx.ID())
 		used = btx.Size()
-		return nil
+		return s.behind(next.GetJournalId(), next.GetSeq(), next.GetTransaction())
 	})
 	if err != nil {
 		return err

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	bolt "go.etcd.io/bbolt"
 )
 
 // InPlace says why what the store writes would not be found by the next start:
@@ -30,4 +32,30 @@ func inPlace(path string, f *os.File) error {
 		return fmt.Errorf("%w: another file lies at %s; put the former back, or restart the agent, which judges the one that lies there", ErrMoved, path)
 	}
 	return nil
+}
+
+// asLeft asks whether a transaction begins with what the last one has left.
+func (s *Store) asLeft(btx *bolt.Tx) error {
+	tx := newTx(btx, s.cfg)
+	h, err := tx.head()
+	if err != nil {
+		return err
+	}
+	meta, err := tx.Journal()
+	if err != nil {
+		return err
+	}
+	return s.behind(meta.GetJournalId(), h.seq, uint64(btx.ID())-1)
+}
+
+// behind says that what lies in the file is older than what was made durable in
+// it: someone has written a copy over the file while it was in use. What would be
+// added has numbers that were given already, and the mark would be lowered to it.
+func (s *Store) behind(journal string, seq, transaction uint64) error {
+	last := s.mark.last
+	if last.GetJournalId() != journal || seq >= last.GetSeq() && transaction >= last.GetTransaction() {
+		return nil
+	}
+	return fmt.Errorf("%w: an older one was written over %s while it was in use; restart the agent, which sets that aside, begins a new journal and asks what became of its tasks",
+		ErrMoved, filepath.Join(s.cfg.Dir, dbName))
 }

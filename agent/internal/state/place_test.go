@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/gpuaas/millwright/agent/internal/state"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 )
 
 // TestMovedAway takes the file, or its mark, away from under the open store, or
@@ -51,5 +52,47 @@ func rename(t *testing.T, from, to string) {
 	t.Helper()
 	if err := os.Rename(from, to); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestOlderStateWrittenOver writes an older copy over the file while it is open,
+// as cp does: nothing is added to it, the mark is not lowered to it, and the next
+// start sets it aside.
+func TestOlderStateWrittenOver(t *testing.T) {
+	for _, since := range []int{1, 5} {
+		cfg := config(t.TempDir(), &fakeClock{now: t0})
+		s := open(t, cfg)
+		cfg.JustJoined = false
+		update(t, s, appendEvent("kept"))
+		path := filepath.Join(cfg.Dir, "state.db")
+		old := read(t, path)
+		for range since {
+			update(t, s, appendEvent("seen by the server"))
+		}
+		before := head(t, s)
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteAt(old, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 * since {
+			err := s.Update(appendEvent("a number that was given already"))
+			if !errors.Is(err, state.ErrWrite) || !errors.Is(err, state.ErrMoved) || !strings.Contains(err.Error(), "older") {
+				t.Errorf("Update after %d more = %v, want ErrWrite and ErrMoved that say that it is older", since, err)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Log(err) // it may say so too
+		}
+		s = open(t, cfg)
+		after := head(t, s)
+		if ev := openedEvent(t, s).GetJournalOpened(); after.JournalID == before.JournalID || ev.GetReason() != taskv1.JournalReason_JOURNAL_REASON_ROLLED_BACK {
+			t.Errorf("after %d more: journal %s after %s, reason %v", since, after.JournalID, before.JournalID, ev.GetReason())
+		}
 	}
 }
