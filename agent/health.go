@@ -63,6 +63,8 @@ func (h *health) journal() *taskv1.Condition {
 		return well(typ)
 	case state.DiskFull(err):
 		return wrong(typ, "DISK_FULL", "no task is accepted: %v; make room on the disk of the node", err)
+	case state.DiskBroken(err):
+		return wrong(typ, "WRITE_FAILED", "no task is accepted: %v; see to the disk of the node: it is read-only, or fails", err)
 	default:
 		return wrong(typ, "WRITE_FAILED", "no task is accepted: %v", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -41,7 +42,7 @@ func (n *Node) makeStateDisk(ctx context.Context) error {
 }
 
 func (n *Node) mountStateDisk(ctx context.Context) error {
-	_, err := run(ctx, "mount", "-o", "loop", n.dir("state.img"), n.dir("state"))
+	_, err := run(ctx, "mount", "-o", "loop,errors=remount-ro", n.dir("state.img"), n.dir("state"))
 	return err
 }
 
@@ -106,15 +107,18 @@ func (n *Node) shared(ctx context.Context, dir string) (bool, error) {
 	return false, nil
 }
 
-// ReadOnly makes the file system at a mount point of the node read-only, or
-// writable again.
-func (n *Node) ReadOnly(ctx context.Context, mountPoint string, on bool) error {
-	option := "remount,rw"
-	if on {
-		option = "remount,ro"
+// FailDisk has the ext4 of the node's own disk find an error, as one of its
+// blocks would be: it is read-only from now on, and every write fails with EROFS.
+func (n *Node) FailDisk() error {
+	var st unix.Stat_t
+	if err := unix.Stat(n.dir("state"), &st); err != nil {
+		return &os.PathError{Op: "stat", Path: n.dir("state"), Err: err}
 	}
-	_, err := n.Exec(ctx, "mount", "-o", option, mountPoint)
-	return err
+	device, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	if err != nil {
+		return fmt.Errorf("find the disk of node %s: %w", n.name, err)
+	}
+	return os.WriteFile(filepath.Join("/sys/fs/ext4", filepath.Base(device), "trigger_fs_error"), []byte("an error that a test asked for"), 0)
 }
 
 // BreakDisk has every access to the node's own disk fail with EIO from now on,
@@ -126,14 +130,22 @@ func (n *Node) BreakDisk() error {
 	return Shutdown(n.dir("state"))
 }
 
-// ReplaceDisk makes a broken disk good again, as it was last synced. The node
-// must be off.
+// ReplaceDisk puts another disk in the place of a broken one, with what was last
+// synced to that. The node must be off. The broken one stays broken for as long
+// as any namespace of the machine has it mounted.
 func (n *Node) ReplaceDisk(ctx context.Context) error {
 	if n.IsOn() {
 		return fmt.Errorf("node %s is on: its disk is in use", n.name)
 	}
 	if err := unix.Unmount(n.dir("state"), 0); err != nil {
 		return fmt.Errorf("unmount the disk of node %s: %w", n.name, err)
+	}
+	image := n.dir("state.img")
+	if _, err := run(ctx, "cp", "--sparse=always", image, image+".new"); err != nil {
+		return err
+	}
+	if err := os.Rename(image+".new", image); err != nil {
+		return fmt.Errorf("replace the disk of node %s: %w", n.name, err)
 	}
 	return n.mountStateDisk(ctx)
 }

@@ -30,13 +30,10 @@ var (
 	ErrInvariant = errors.New("the journal contradicts itself")
 )
 
-// DiskFull reports whether err says that the disk has no room, no quota or
-// cannot be written at all.
+// DiskFull reports whether err says that the disk has no room or no quota.
 func DiskFull(err error) bool {
-	for _, e := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
+
+// DiskBroken reports whether err says that the disk is read-only or fails.
+func DiskBroken(err error) bool { return errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EIO) }

@@ -161,7 +161,8 @@ func TestDisk(t *testing.T) {
 	t.Run("full", func(t *testing.T) { full(t, s.with(t)) })
 	t.Run("full in the middle of mounts", func(t *testing.T) { mounts(t, s.with(t)) })
 	t.Run("state file moved away", func(t *testing.T) { moved(t, s.with(t)) })
-	t.Run("gone", func(t *testing.T) { gone(t, s.with(t)) })
+	t.Run("read-only", func(t *testing.T) { broken(t, s.with(t), s.node.FailDisk, "read-only file system") })
+	t.Run("gone", func(t *testing.T) { broken(t, s.with(t), s.node.BreakDisk, "input/output error") })
 }
 
 func full(t *testing.T, s *site) {
@@ -228,16 +229,18 @@ func mounts(t *testing.T, s *site) {
 }
 
 // gone takes the disk away while a command writes, and brings it back.
-func gone(t *testing.T, s *site) {
+// broken fails every write to the disk until the node has another one and boots.
+func broken(t *testing.T, s *site, fail func() error, says string) {
+	s.pid = s.agentPID() // the node may have booted since
 	s.Sh("n1", "rm -f /root/runs /root/go")
 	before := s.Start("system.command", "n1", slow)
 	s.Await(before, running)
 	s.Sh("n1", "until test -s /root/runs; do sleep 0.1; done")
-	if err := s.node.BreakDisk(); err != nil {
+	if err := fail(); err != nil {
 		t.Fatal(err)
 	}
 	later := s.waits(t)
-	s.sick(t)
+	s.unwritable(t, "WRITE_FAILED", says)
 	s.lives(t)
 	if err := s.node.Kill(t.Context()); err != nil {
 		t.Fatal(err)
