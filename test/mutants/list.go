@@ -138,6 +138,11 @@ func durableMutants() []mutant {
 			old: "\tcase f.Seq < m.GetSeq() || f.Transaction < m.GetTransaction():", new: "\tcase f.JournalID == \"\":",
 		},
 		{
+			name: "state-in-place", guards: "nothing is told as durable that the next start would not find",
+			file: state + "/commit.go", judge: []string{state},
+			old: "\t\tif err := s.InPlace(); err != nil {\n\t\t\treturn err\n\t\t}\n", new: "",
+		},
+		{
 			name: "terminal-state-on-the-node", guards: "a task that has ended stays as it ended",
 			file: state + "/records.go", judge: []string{state},
 			old: "\t\tif Terminal(old.GetState()) && old.GetState() != rec.GetState() {", new: "\t\tif old == nil {",
