@@ -245,6 +245,8 @@ type Reader interface {
 	StorageReader
 	ProgramReader
 	SecretReader
+	GPUReader
+	CDIReader
 	Facts
 	Network
 }
@@ -448,6 +450,8 @@ type Host interface {
 	StorageWriter
 	Controllers
 	SecretWriter
+	MIGWriter
+	GPUWriter
 	Commander
 	Rebooter
 }

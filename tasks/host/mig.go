@@ -134,6 +134,9 @@ type MIGProfile struct {
 	// many it takes.
 	Starts []uint32
 	Size   uint32
+	// Assumed says that Starts and Size are what such a product is known to have:
+	// the driver tells them only while MIG mode is on.
+	Assumed bool
 }
 
 // MIGPlace names a GPU instance on its GPU: no two stand at one place, and the
@@ -247,10 +250,15 @@ type GPUWriter interface {
 	WriteCDI(ctx context.Context) error
 }
 
+// Where the CDI specification is, and of which kind its devices are. It is not
+// NVIDIA's own, so that neither writes over the other.
+const (
+	CDIPath = "/var/run/cdi/millwright-gpu.json"
+	CDIKind = "millwright.dev/gpu"
+)
+
 // CDISpec is the CDI specification that Millwright keeps.
 type CDISpec struct {
-	// Path is its file.
-	Path string
 	// Devices are the full names of its devices, such as
 	// millwright.dev/gpu=MIG-..., sorted; none: there is no such file.
 	Devices []string

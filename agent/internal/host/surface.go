@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/containerd"
 	"github.com/gpuaas/millwright/agent/internal/host/disks"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
+	"github.com/gpuaas/millwright/agent/internal/host/gpus"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
 	"github.com/gpuaas/millwright/agent/internal/host/packages"
 	"github.com/gpuaas/millwright/agent/internal/host/secrets"
@@ -36,10 +37,14 @@ type surface struct {
 	network
 	*packages.Apt
 	*slurm.Client
+	gpuSet
 	files   *files.Files
 	secrets *secrets.Store
 	probe   prober
 }
+
+// gpuSet names the GPUs: another part of the surface is a Set as well.
+type gpuSet struct{ *gpus.Set }
 
 // stepHost is the host of one step.
 type stepHost struct {

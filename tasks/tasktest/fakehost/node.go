@@ -74,6 +74,7 @@ type Node struct {
 	fetch     func(ctx context.Context, taskID, name string) ([]byte, error)
 	kept      map[keptKey]keptFile
 	packages  packages
+	gpus      gpus
 }
 
 type entry struct {
@@ -157,6 +158,7 @@ func (n *Node) Reboot() {
 	n.stopSlurm(slurmdUnit)
 	n.uses, n.loaded, n.failed, n.services = nil, map[string]unit{}, map[string]string{}, map[string]bool{}
 	n.mountBase()
+	n.rebootGPUs()
 	n.assembleAtBoot()
 	for _, c := range n.containers {
 		c.run, c.state = 0, "" // their records stay, and nothing starts them

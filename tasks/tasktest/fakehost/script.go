@@ -52,6 +52,7 @@ import (
 //	disk NAME SERIAL|-              loop NAME FILE              blank NAME
 //	holds NAME TYPE [UUID]          partition NAME PARTITION    holder NAME DEVICE
 //	swap NAME                       renamed NAME NEW
+//	gpu ...: see doGPU
 //
 // Empty lines and those that begin with # are left out.
 func (n *Node) Do(script string) error {
@@ -116,7 +117,7 @@ func arity(verb string) (least, most int) {
 		return 2, 2
 	case "file", "mount", "busy", "edit", "owner":
 		return 3, 3
-	case "slurm":
+	case "slurm", "gpu":
 		return 1, 6
 	case "result", "archive", "ends", "offer", "deb", "package", "brings":
 		return 2, 256
@@ -142,6 +143,8 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doPackages(verb, a)
 	case "slurm":
 		return n.doSlurm(a[0], a[1:])
+	case "gpu":
+		return n.doGPU(a[0], a[1:])
 	case "disk", "loop", "blank", "holds", "partition", "holder", "swap", "renamed", "array", "unassembled":
 		return n.doDisk(verb, a)
 	case "result":
@@ -346,6 +349,7 @@ func (n *Node) Dump() string {
 	lines = append(lines, n.dumpContainers()...)
 	lines = append(lines, n.dumpPackages()...)
 	lines = append(lines, n.dumpSlurm()...)
+	lines = append(lines, n.dumpGPUs()...)
 	return strings.Join(append(lines, ""), "\n")
 }
 
