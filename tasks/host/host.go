@@ -245,8 +245,7 @@ type Reader interface {
 	StorageReader
 	ProgramReader
 	SecretReader
-	GPUReader
-	CDIReader
+	DeviceReader
 	Facts
 	Network
 }
@@ -450,8 +449,7 @@ type Host interface {
 	StorageWriter
 	Controllers
 	SecretWriter
-	MIGWriter
-	GPUWriter
+	DeviceWriter
 	Commander
 	Rebooter
 }

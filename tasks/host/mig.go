@@ -47,6 +47,9 @@ type GPU struct {
 	PCI string
 	// Name is its product's, such as NVIDIA H100 80GB HBM3.
 	Name string
+	// Device is the PCI device's number over its vendor's, such as 0x233010de; 0: not
+	// known.
+	Device uint32
 	// Minor is the number of its device node, /dev/nvidia<Minor>; -1: not known.
 	Minor int
 	// Problem is why the driver does not answer for it, or nothing.
@@ -273,4 +276,16 @@ type CDIReader interface {
 	// ResolveCDI returns the device nodes of a device by its full name. One that is
 	// not, or not any more, is [ErrGPUUnknown] with what became of it.
 	ResolveCDI(ctx context.Context, name string) ([]string, error)
+}
+
+// DeviceReader looks at GPUs and at what containers can have of them.
+type DeviceReader interface {
+	GPUReader
+	CDIReader
+}
+
+// DeviceWriter changes GPUs.
+type DeviceWriter interface {
+	MIGWriter
+	GPUWriter
 }

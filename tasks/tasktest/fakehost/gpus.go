@@ -19,10 +19,17 @@ type gpu struct {
 	resets  int
 	present bool
 	lost    bool
-	deaf    bool // a call about it does not return
-	inert   bool // no mode ever becomes active
-	lies    bool // a reset says yes and does nothing
-	stuck   bool // the driver does nothing before a reset
+	deaf    bool             // a call about it does not return
+	fails   map[string]fault // methods that fail, by name
+	inert   bool             // no mode ever becomes active
+	lies    bool             // a reset says yes and does nothing
+	stuck   bool             // the driver does nothing before a reset
+}
+
+// fault is what a method says so many times, having done nothing.
+type fault struct {
+	times int
+	err   error
 }
 
 // gpuHolder is a process that holds a GPU; with an instance, only that blocks.
@@ -56,6 +63,17 @@ func (n *Node) gpu(what, uuid string) (*gpu, error) {
 		return nil, fail(host.ErrGPUUnresponsive)
 	}
 	return g, nil
+}
+
+// gpuFault is the error that the script wants of a method.
+func (n *Node) gpuFault(name, uuid string) error {
+	for _, g := range n.gpus.all {
+		if f := g.fails[name]; g.UUID == uuid && f.times > 0 {
+			g.fails[name] = fault{f.times - 1, f.err}
+			return fmt.Errorf("%s of GPU %s: %w", name, uuid, f.err)
+		}
+	}
+	return nil
 }
 
 func (n *Node) gpuList() ([]host.GPU, error) {

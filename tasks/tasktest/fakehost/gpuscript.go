@@ -27,11 +27,11 @@ func sevenSlices(unit uint64, one, two, four, eight int) []host.MIGProfile {
 
 // product returns a fresh GPU. Ampere stores its mode; Hopper changes at once.
 func product(name string) (*gpu, error) {
-	g := &gpu{slices: 7, memory: 8, present: true, broken: map[host.MIGPlace]bool{}}
+	g := &gpu{slices: 7, memory: 8, present: true, broken: map[host.MIGPlace]bool{}, fails: map[string]fault{}}
 	g.Capable, g.Recovery = true, host.GPURecoveryNone
 	switch name {
 	case "A30":
-		g.Name, g.slices, g.memory = "NVIDIA A30", 4, 4
+		g.Name, g.Device, g.slices, g.memory = "NVIDIA A30", 0x20b710de, 4, 4
 		each := []uint32{0, 1, 2, 3}
 		g.Profiles = []host.MIGProfile{
 			{ID: 0, Name: "4g.24gb", Slices: 4, MemoryMB: 24192, Max: 1, Starts: []uint32{0}, Size: 4},
@@ -41,15 +41,15 @@ func product(name string) (*gpu, error) {
 			{ID: 21, Name: "1g.6gb+me", Slices: 1, MemoryMB: 5952, Max: 1, Starts: each, Size: 1, With: []string{"me"}},
 		}
 	case "A100-40":
-		g.Name, g.Profiles = "NVIDIA A100-SXM4-40GB", sevenSlices(4928, 5, 10, 20, 40)
+		g.Name, g.Device, g.Profiles = "NVIDIA A100-SXM4-40GB", 0x20b010de, sevenSlices(4928, 5, 10, 20, 40)
 	case "A100-80":
-		g.Name, g.Profiles = "NVIDIA A100-SXM4-80GB", sevenSlices(9856, 10, 20, 40, 80)
+		g.Name, g.Device, g.Profiles = "NVIDIA A100-SXM4-80GB", 0x20b210de, sevenSlices(9856, 10, 20, 40, 80)
 	case "H100":
-		g.Name, g.Profiles, g.Resetless = "NVIDIA H100 80GB HBM3", sevenSlices(10112, 10, 20, 40, 80), true
+		g.Name, g.Device, g.Resetless, g.Profiles = "NVIDIA H100 80GB HBM3", 0x233010de, true, sevenSlices(10112, 10, 20, 40, 80)
 	case "H200":
-		g.Name, g.Profiles, g.Resetless = "NVIDIA H200", sevenSlices(17792, 18, 35, 71, 141), true
+		g.Name, g.Device, g.Resetless, g.Profiles = "NVIDIA H200", 0x233510de, true, sevenSlices(17792, 18, 35, 71, 141)
 	case "L40S":
-		g.Name, g.Capable = "NVIDIA L40S", false
+		g.Name, g.Device, g.Capable = "NVIDIA L40S", 0x26b910de, false
 	default:
 		return nil, fmt.Errorf("unknown GPU %s", name)
 	}
@@ -67,6 +67,7 @@ func product(name string) (*gpu, error) {
 //	lose UUID                       gone UUID                   deaf UUID
 //	well UUID: none of those        stuck UUID: a reset is required
 //	link UUID UUID...               recovery UUID ACTION
+//	fail UUID METHOD N in_use|unsupported|resources|permission|lost|unresponsive|reset
 //	unload: the driver              reload: it is loaded again
 func (n *Node) doGPU(verb string, a []string) error {
 	switch {
@@ -151,12 +152,30 @@ func (n *Node) doOneGPU(g *gpu, verb string, a []string) error {
 			h.at, h.How = &at, "/dev/nvidia-caps"
 		}
 		g.holders = append(g.holders, h)
+	case "fail":
+		return g.fail(a)
 	case "instance", "broken":
 		return n.doInstance(g, verb, a)
 	default:
 		return fmt.Errorf("unknown verb %q of a GPU", verb)
 	}
 	return nil
+}
+
+func (g *gpu) fail(a []string) error {
+	if len(a) != 3 {
+		return errors.New("want fail UUID METHOD N ERROR")
+	}
+	times, err := strconv.Atoi(a[1])
+	said := map[string]error{
+		"in_use": host.ErrGPUInUse, "unsupported": host.ErrGPUUnsupported, "resources": host.ErrGPUResources, "permission": host.ErrGPUPermission,
+		"lost": host.ErrGPULost, "unresponsive": host.ErrGPUUnresponsive, "reset": host.ErrGPUResetRequired,
+	}[a[2]]
+	if said == nil {
+		return fmt.Errorf("unknown error %q", a[2])
+	}
+	g.fails[a[0]] = fault{times, said}
+	return err
 }
 
 func place(a []string) (host.MIGPlace, error) {
