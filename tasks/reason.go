@@ -57,6 +57,27 @@ const (
 	ReasonSlurmForeignDrain = "SLURM_FOREIGN_DRAIN"
 	// ReasonSlurmJobs is a node whose jobs did not end in time.
 	ReasonSlurmJobs = "SLURM_JOBS"
+	// ReasonGPUInUse is a GPU, or a MIG instance, that a program holds.
+	ReasonGPUInUse = "GPU_IN_USE"
+	// ReasonGPULost is a GPU that has fallen off the bus, or that the driver does
+	// not have any more.
+	ReasonGPULost = "GPU_LOST"
+	// ReasonGPUDriver is a driver of GPUs that does not answer or cannot be asked.
+	ReasonGPUDriver = "GPU_DRIVER"
+	// ReasonGPUReset is a GPU that could not be reset, or was not although the
+	// driver's program said so.
+	ReasonGPUReset = "GPU_RESET"
+	// ReasonGPURecovery is a GPU of which the driver still asks for more after it
+	// was reset.
+	ReasonGPURecovery = "GPU_RECOVERY"
+	// ReasonGPUChanged is a GPU on which somebody changed the layout between the
+	// plan and its first step.
+	ReasonGPUChanged = "GPU_CHANGED"
+	// ReasonMIGPending is a MIG mode that was stored and did not become active.
+	ReasonMIGPending = "MIG_PENDING"
+	// ReasonMIGRoom is an instance that the driver found no room for, or does not
+	// make.
+	ReasonMIGRoom = "MIG_ROOM"
 )
 
 // ReasonError is an error of a step with a code of its own. The executor finds

@@ -281,7 +281,7 @@ func (r *Registry) Plan(ctx context.Context, h host.Reader, k *Kind, spec proto.
 	if err != nil {
 		return nil, err
 	}
-	out := &taskv1.Plan{Kind: k.Kind, Revision: k.Needs(spec), Impact: k.Impact}
+	out := &taskv1.Plan{Kind: k.Kind, Revision: k.Needs(spec), Impact: slices.Concat(k.Impact, p.Impact)}
 	if len(p.Steps) == 0 {
 		out.Impact = nil
 	}

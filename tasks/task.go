@@ -66,6 +66,8 @@ type Plan struct {
 	Steps []Step
 	// Differences name what is not as the spec wants it.
 	Differences []Difference
+	// Impact is the disturbance of this plan beyond that of its kind.
+	Impact []taskv1.Impact
 	// Disturbs is what the steps do to others' work on the node; nil: nothing.
 	// The registry puts steps around them that ask whose work it is.
 	Disturbs *Disturbance
@@ -144,6 +146,9 @@ type Info struct {
 	// PassesHeld is set for a kind that does not wait for the locks of tasks that
 	// are held for a person.
 	PassesHeld bool
+	// Early is set for a kind whose goal does not come back by itself after a boot,
+	// and on which others wait: its intents are restored first, and at once.
+	Early bool
 	// Summary is one line for lists.
 	Summary string
 }

@@ -4,6 +4,7 @@ package all
 import (
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/container"
+	"github.com/gpuaas/millwright/tasks/mig"
 	"github.com/gpuaas/millwright/tasks/secret"
 	"github.com/gpuaas/millwright/tasks/slurm"
 	"github.com/gpuaas/millwright/tasks/step"
@@ -19,6 +20,7 @@ func Registry() *tasks.Registry {
 	r.AddAsker(slurm.Asker{})
 	tasks.Add(r, container.RunInfo(), container.Run{})
 	tasks.Add(r, container.StopInfo(), container.Stop{})
+	tasks.Add(r, mig.ConfigureInfo(), mig.Configure{})
 	tasks.Add(r, secret.PlaceInfo(), secret.Place{})
 	tasks.Add(r, secret.RemoveInfo(), secret.Remove{})
 	tasks.Add(r, slurm.DrainInfo(), slurm.Drain{})

@@ -47,6 +47,14 @@ func Register(r *tasks.Registry) {
 	tasks.AddStep(r, idempotent("slurm.drain"), DrainSlurm)
 	tasks.AddStep(r, idempotent("slurm.ask"), AskSlurm)
 	tasks.AddStep(r, idempotent("slurm.return"), ReturnSlurm)
+	tasks.AddStep(r, idempotent("gpu.quiesce"), QuiesceGPU)
+	tasks.AddStep(r, idempotent("gpu.publish"), PublishGPU)
+	tasks.AddStep(r, idempotent("mig.inspect"), InspectMIG)
+	tasks.AddStep(r, idempotent("mig.clear"), ClearMIG)
+	tasks.AddStep(r, idempotent("mig.mode"), SetMIGMode)
+	tasks.AddStep(r, idempotent("mig.activate"), ActivateMIG)
+	tasks.AddStep(r, idempotent("mig.create"), CreateMIG)
+	tasks.AddStep(r, idempotent("mig.verify"), VerifyMIG)
 	tasks.AddStep(r, tasks.StepInfo{Type: "node.reboot", Revision: 1, Effect: taskv1.Effect_EFFECT_REBOOT}, Reboot)
 }
 

@@ -17,6 +17,11 @@ const maxPoints = 2000
 type ends struct {
 	was, spec string
 	reachable bool // there is a run that ends as the spec wants it
+	// bare is was, before the agent has restored the layouts of GPUs after the reboot:
+	// that is no matter of a task that has not begun.
+	bare string
+	// The layouts of GPUs in both.
+	wasGPUs, specGPUs fakehost.Layouts
 }
 
 // ends computes them: the node before the task, and after a run without
@@ -35,21 +40,25 @@ func (s suite) ends(ctx context.Context, reboot bool) (ends, Outcome, error) {
 	if err != nil {
 		return ends{}, Outcome{}, err
 	}
+	e := ends{}
 	if reboot {
 		for _, n := range []*fakehost.Node{n, before} {
+			gpus := n.Layouts()
 			n.Reboot()
 			n.RestartContainers()
+			e.bare = n.Dump()
+			n.RestoreGPUs(gpus)
 		}
 	}
-	e := ends{was: before.Dump()}
+	e.was, e.wasGPUs = before.Dump(), before.Layouts()
 	if o.State == succeeded {
-		e.spec, e.reachable = n.Dump(), true
+		e.spec, e.specGPUs, e.reachable = n.Dump(), n.Layouts(), true
 		return e, o, nil
 	}
 	// What stood in the way may be gone after the reboot.
 	again, _, err := s.life(ctx, s.runner(), before, s.task(1), trouble{})
 	if again.State == succeeded {
-		e.spec, e.reachable = before.Dump(), true
+		e.spec, e.specGPUs, e.reachable = before.Dump(), before.Layouts(), true
 	}
 	return e, o, err
 }
@@ -66,6 +75,7 @@ func (s suite) crash(ctx context.Context, reboot bool, tr trouble) error {
 		if err != nil {
 			return err
 		}
+		fresh := n.Dump()
 		r := s.runner()
 		tr.dieAt = at
 		_, p, err := s.life(ctx, r, n, s.task(1), tr)
@@ -80,7 +90,11 @@ func (s suite) crash(ctx context.Context, reboot bool, tr trouble) error {
 			return nil
 		}
 		s.done.of(s.c.Kind, func(n *count) { n.crashes++ })
+		want := want
 		if reboot {
+			if untouched := n.Dump(); untouched != fresh {
+				want.bare = ""
+			}
 			n.Reboot()
 		}
 		o, _, err := s.life(ctx, r, n, s.task(1), trouble{})
@@ -89,6 +103,11 @@ func (s suite) crash(ctx context.Context, reboot bool, tr trouble) error {
 		}
 		if reboot {
 			n.RestartContainers()
+			if o.State == succeeded {
+				n.RestoreGPUs(want.specGPUs)
+			} else {
+				n.RestoreGPUs(want.wasGPUs)
+			}
 		}
 		if reboot && o.State == succeeded && reboots(o.Plan) {
 			continue // whoever rebooted the node, it is rebooted
@@ -97,6 +116,9 @@ func (s suite) crash(ctx context.Context, reboot bool, tr trouble) error {
 			err = s.actionEnd(o, n, clean)
 		} else {
 			err = s.end(o, n, want)
+		}
+		if err != nil && o.State == succeeded && !want.reachable { // what it lacked has come meanwhile
+			err = s.kind().Verify(ctx, n.Hosts(nil).Prober(), s.c.Spec)
 		}
 		if err != nil {
 			return fmt.Errorf("killed at point %d (%s): %w", at, where, err)
@@ -179,6 +201,8 @@ func (s suite) end(o Outcome, n *fakehost.Node, want ends) error {
 	got := n.Dump()
 	switch {
 	case o.State == succeeded && want.reachable && got == want.spec:
+		return nil
+	case (o.State == refused || o.State == failed) && want.bare != "" && got == want.bare:
 		return nil
 	case o.State == refused && got == want.was:
 		return nil

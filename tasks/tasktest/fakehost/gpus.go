@@ -24,6 +24,7 @@ type gpu struct {
 	inert   bool             // no mode ever becomes active
 	lies    bool             // a reset says yes and does nothing
 	stuck   bool             // the driver does nothing before a reset
+	touched bool             // since the last reboot
 }
 
 // fault is what a method says so many times, having done nothing.
@@ -107,14 +108,19 @@ func (n *Node) gpuState(uuid string) (host.GPUState, error) {
 			out.GPU = of
 		}
 	}
-	out.Linked, out.Profiles, out.Instances = slices.Clone(g.Linked), slices.Clone(g.Profiles), slices.Clone(g.Instances)
+	out.Linked, out.Profiles, out.Instances = slices.Clone(g.Linked), slices.Clone(g.Profiles), cloneInstances(g.Instances)
 	for i := range out.Profiles {
 		out.Profiles[i].Assumed = !g.Enabled
 	}
-	for i := range out.Instances {
-		out.Instances[i].Compute = slices.Clone(out.Instances[i].Compute)
-	}
 	return out, err
+}
+
+func cloneInstances(all []host.MIGInstance) []host.MIGInstance {
+	all = slices.Clone(all)
+	for i := range all {
+		all[i].Compute = slices.Clone(all[i].Compute)
+	}
+	return all
 }
 
 func (n *Node) gpuHolders(uuid string) ([]host.GPUHolder, error) {
@@ -132,6 +138,9 @@ func (n *Node) gpuHolders(uuid string) ([]host.GPUHolder, error) {
 
 func (n *Node) setMIGMode(uuid string, on bool) (host.MIGActivation, error) {
 	g, err := n.gpu("set MIG mode of GPU", uuid)
+	if g != nil {
+		g.touched = true
+	}
 	switch {
 	case err != nil:
 		return "", err
@@ -159,6 +168,9 @@ func (n *Node) setMIGMode(uuid string, on bool) (host.MIGActivation, error) {
 func (n *Node) migReady(what, uuid string, at host.MIGPlace) (*gpu, int, error) {
 	what = fmt.Sprintf("%s %d at %d of GPU", what, at.Profile, at.Start)
 	g, err := n.gpu(what, uuid)
+	if g != nil {
+		g.touched = true
+	}
 	switch {
 	case err != nil:
 		return nil, 0, err
@@ -300,16 +312,50 @@ func (n *Node) resetGPUs(uuids []string) error {
 		if !g.lies {
 			g.anew(true)
 			g.resets++
+			g.touched = true
 		}
 	}
 	return nil
+}
+
+// Layouts are what GPUs have, by their UUIDs.
+type Layouts map[string]host.GPUState
+
+// Layouts returns what the GPUs have.
+func (n *Node) Layouts() Layouts {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := Layouts{}
+	for _, g := range n.gpus.all {
+		st := g.GPUState
+		st.Instances = cloneInstances(st.Instances)
+		out[g.UUID] = st
+	}
+	return out
+}
+
+// RestoreGPUs gives the GPUs that nobody has changed since the last reboot these
+// layouts, as the agent does where intents want them.
+func (n *Node) RestoreGPUs(want Layouts) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, g := range n.gpus.all {
+		if w, ok := want[g.UUID]; ok && !g.touched {
+			g.Enabled, g.Pending, g.Instances = w.Enabled, w.Pending, cloneInstances(w.Instances)
+		}
+	}
+	if n.gpus.cdi != nil {
+		n.gpus.cdi = append([]string{}, n.cdiWanted()...)
+	}
 }
 
 // rebootGPUs is what a boot does to the GPUs.
 func (n *Node) rebootGPUs() {
 	n.gpus.cdi, n.gpus.unload = nil, false
 	for _, g := range n.gpus.all {
-		g.holders, g.Persistence, g.lost, g.deaf = nil, false, false, false
+		g.touched = false
+		// Persistence mode is nvidia-persistenced's, which is started at boot.
+		g.holders, g.lost, g.deaf = nil, false, false
 		g.anew(true)
 	}
 }
@@ -374,7 +420,7 @@ func (n *Node) writeCDI() error {
 		}
 		n.gpus.gone[d] = true
 	}
-	n.gpus.cdi = n.cdiWanted()
+	n.gpus.cdi = append([]string{}, n.cdiWanted()...)
 	for _, d := range n.gpus.cdi {
 		delete(n.gpus.gone, d)
 	}

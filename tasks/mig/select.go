@@ -1,0 +1,146 @@
+package mig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	migv1 "github.com/gpuaas/millwright/proto/millwright/mig/v1"
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+// meant returns the GPUs that a selector names. One that it names and the node
+// does not have is an error: it may have been replaced.
+func meant(list []host.GPU, sel *migv1.GpuSelector) ([]host.GPU, error) {
+	for _, u := range sel.GetUuids() {
+		if !slices.ContainsFunc(list, func(g host.GPU) bool { return g.UUID == u }) {
+			return nil, unfit("the node has no GPU %s (any more): it has %s", u, names(list))
+		}
+	}
+	for _, p := range sel.GetPciBusIds() {
+		if !slices.ContainsFunc(list, func(g host.GPU) bool { return g.PCI == pci(p) }) {
+			return nil, unfit("the node has no GPU at %s: it has %s", p, names(list))
+		}
+	}
+	var out []host.GPU
+	for _, g := range list {
+		if selected(g, sel) {
+			out = append(out, g)
+		}
+	}
+	if len(sel.GetIndices()) > 0 {
+		var by []host.GPU
+		for _, i := range sel.GetIndices() {
+			if int(i) >= len(out) {
+				return nil, unfit("there is no GPU %d of those that the selector names, which are %d: the node has %s", i, len(out), names(list))
+			}
+			by = append(by, out[i])
+		}
+		out = by
+	}
+	if len(out) == 0 {
+		return nil, unfit("the selector names no GPU of the node, which has %s", names(list))
+	}
+	return out, nil
+}
+
+func selected(g host.GPU, sel *migv1.GpuSelector) bool {
+	if u := sel.GetUuids(); len(u) > 0 && !slices.Contains(u, g.UUID) {
+		return false
+	}
+	if p := sel.GetPciBusIds(); len(p) > 0 && !slices.ContainsFunc(p, func(s string) bool { return pci(s) == g.PCI }) {
+		return false
+	}
+	if m := sel.GetModels(); len(m) > 0 && !slices.ContainsFunc(m, func(s string) bool { return modelIs(g.Name, s) }) {
+		return false
+	}
+	ids := sel.GetPciDeviceIds()
+	return len(ids) == 0 || slices.ContainsFunc(ids, func(s string) bool {
+		id, err := deviceID(s)
+		return err == nil && id == g.Device
+	})
+}
+
+// modelIs reports whether the words of want stand in a product's name in a row.
+// A word is not a part of one: A100 does not mean A100X.
+func modelIs(name, want string) bool {
+	words := func(s string) []string {
+		return strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return r == ' ' || r == '-' })
+	}
+	have, wanted := words(name), words(want)
+	for i := 0; i+len(wanted) <= len(have); i++ {
+		if slices.Equal(have[i:i+len(wanted)], wanted) {
+			return len(wanted) > 0
+		}
+	}
+	return false
+}
+
+// pci writes a place as the driver's does: 0000:17:00.0.
+func pci(s string) string {
+	s = strings.ToLower(s)
+	if strings.Count(s, ":") == 1 {
+		return "0000:" + s
+	}
+	if domain, rest, ok := strings.Cut(s, ":"); ok && len(domain) == 8 {
+		return domain[4:] + ":" + rest
+	}
+	return s
+}
+
+// deviceID reads 0x20B210DE.
+func deviceID(s string) (uint32, error) {
+	hex, ok := strings.CutPrefix(strings.ToLower(s), "0x")
+	if !ok || len(hex) != 8 {
+		return 0, fmt.Errorf("%q is not of the form 0x20B210DE", s)
+	}
+	id, err := strconv.ParseUint(hex, 16, 32)
+	return uint32(id), err
+}
+
+func names(list []host.GPU) string {
+	if len(list) == 0 {
+		return "none"
+	}
+	var out []string
+	for _, g := range list {
+		s := g.UUID
+		if s == "" {
+			s = "one at " + g.PCI
+		}
+		out = append(out, fmt.Sprintf("%s (%s, %s)", s, g.Name, g.PCI))
+	}
+	return strings.Join(out, "; ")
+}
+
+// states reads the GPUs of one entry. Of all GPUs, those without MIG are left out;
+// a GPU that is named has to know it. Nothing is left out because it is broken.
+func states(ctx context.Context, h host.Reader, list []host.GPU, l *migv1.GpuLayout) ([]host.GPUState, error) {
+	chosen, err := meant(list, l.GetSelect())
+	if err != nil {
+		return nil, err
+	}
+	var out []host.GPUState
+	for _, g := range chosen {
+		if g.Problem != "" || g.UUID == "" {
+			return nil, unfit("GPU %d (%s at %s) does not answer, and nothing is done to the others: %s", g.Index, g.UUID, g.PCI, g.Problem)
+		}
+		st, err := h.GPUState(ctx, g.UUID)
+		switch {
+		case errors.Is(err, host.ErrGPULost), errors.Is(err, host.ErrGPUUnknown):
+			return nil, unfit("GPU %d (%s) cannot be read, and nothing is done to the others: %w", g.Index, g.UUID, err)
+		case err != nil:
+			return nil, err
+		case st.Capable:
+			out = append(out, st)
+		case l.GetOff() || l.GetSelect().GetAll() && len(l.GetSelect().GetIndices()) == 0:
+			// It has no MIG, and so none is on.
+		default:
+			return nil, unfit("GPU %d (%s, %s) has no MIG", g.Index, g.Name, g.UUID)
+		}
+	}
+	return out, nil
+}

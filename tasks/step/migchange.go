@@ -1,0 +1,158 @@
+package step
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	migv1 "github.com/gpuaas/millwright/proto/millwright/mig/v1"
+	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+const (
+	// migTime is for one change of a GPU: destroying an instance takes a second or
+	// so, a reset some ten.
+	migTime = 5 * time.Minute
+	// QuarantineMark begins the path of the file that says that a GPU could not be
+	// brought to any layout that somebody wanted. A boot takes it away.
+	QuarantineMark = "/run/millwright-quarantine-"
+)
+
+// changeMIG is one change of a GPU's layout. Whatever it changes, it settles the
+// whole layout that is to stand after it, and its undo the one that stood before
+// the plan: the steps of a GPU are undone together by the first of them.
+type changeMIG struct {
+	args   proto.Message
+	change *migv1.MigChange
+	apply  func(ctx context.Context, h host.Host, c *migv1.MigChange) error
+	check  func(ctx context.Context, h host.Reader, c *migv1.MigChange) error
+	looks  bool // it changes nothing, and has nothing to undo
+}
+
+// InspectMIG returns the step that sees that a GPU still has no more than it had
+// when the plan was made: jobs may have been waited for since.
+func InspectMIG(args *migv1.MigInspectStep) tasks.Step {
+	return changeMIG{
+		args: args, change: args.GetChange(), apply: inspectMIG, looks: true,
+		check: func(context.Context, host.Reader, *migv1.MigChange) error { return nil },
+	}
+}
+
+func inspectMIG(ctx context.Context, h host.Host, c *migv1.MigChange) error {
+	st, err := h.GPUState(ctx, c.GetGpu())
+	if err != nil {
+		return gpuError(c.GetName(), err)
+	}
+	have := MIGLayout(st)
+	for _, in := range have.GetInstances() {
+		if !slices.ContainsFunc(c.GetWas().GetInstances(), func(w *migv1.LayoutInstance) bool { return sameInstance(in, w) }) {
+			return reasonError(tasks.ReasonGPUChanged, "%s had %s when this was planned, and somebody has changed it to %s since: plan again: %w",
+				c.GetName(), DescribeMIGLayout(c.GetWas()), DescribeMIGLayout(have), tasks.ErrNotSatisfied)
+		}
+	}
+	return nil
+}
+
+// ClearMIG returns the step that removes a GPU instance, its compute instances
+// first.
+func ClearMIG(args *migv1.MigClearStep) tasks.Step {
+	return settled(args, args.GetChange())
+}
+
+// CreateMIG returns the step that makes a GPU instance at its place, with its
+// compute instances.
+func CreateMIG(args *migv1.MigCreateStep) tasks.Step {
+	return settled(args, args.GetChange())
+}
+
+// VerifyMIG returns the step that reads a GPU again and sees that it has the whole
+// layout. What a reboot or reset took meanwhile is made again.
+func VerifyMIG(args *migv1.MigVerifyStep) tasks.Step {
+	return settled(args, args.GetChange())
+}
+
+// ActivateMIG returns the step that has a pending MIG mode become active, by a
+// reset of this GPU alone where that is still needed.
+func ActivateMIG(args *migv1.MigActivateStep) tasks.Step {
+	return settled(args, args.GetChange())
+}
+
+func settled(args proto.Message, c *migv1.MigChange) tasks.Step {
+	return changeMIG{
+		args: args, change: c,
+		apply: func(ctx context.Context, h host.Host, c *migv1.MigChange) error {
+			return settleMIG(ctx, h, c, c.GetTo())
+		},
+		check: func(ctx context.Context, h host.Reader, c *migv1.MigChange) error {
+			return checkMIG(ctx, h, c, c.GetTo())
+		},
+	}
+}
+
+// SetMIGMode returns the step that stores the MIG mode. Where that is to be
+// active without a reset it has to be so afterwards.
+func SetMIGMode(args *migv1.MigModeStep) tasks.Step {
+	if !args.GetPending() {
+		return settled(args, args.GetChange())
+	}
+	return changeMIG{
+		args: args, change: args.GetChange(),
+		apply: func(ctx context.Context, h host.Host, c *migv1.MigChange) error {
+			st, err := h.GPUState(ctx, c.GetGpu())
+			if err != nil {
+				return gpuError(c.GetName(), err)
+			}
+			_, err = storeMode(ctx, h, c, st, c.GetTo().GetEnabled())
+			return err
+		},
+		check: func(ctx context.Context, h host.Reader, c *migv1.MigChange) error {
+			st, err := h.GPUState(ctx, c.GetGpu())
+			if err == nil && st.Pending != c.GetTo().GetEnabled() {
+				err = fmt.Errorf("MIG mode %s is not stored: %w", onOff(c.GetTo().GetEnabled()), tasks.ErrNotSatisfied)
+			}
+			return gpuError(c.GetName(), err)
+		},
+	}
+}
+
+func (s changeMIG) Args() proto.Message { return s.args }
+
+// Timeout implements [tasks.Limiter].
+func (s changeMIG) Timeout() time.Duration { return migTime }
+
+func (s changeMIG) Title() string { return s.change.GetWhat() }
+
+// Observe returns nothing: the plan has the layout that was, and the first step
+// of a GPU sees that it still stands.
+func (s changeMIG) Observe(context.Context, host.Reader) ([]byte, error) { return nil, nil }
+
+func (s changeMIG) Apply(ctx context.Context, h host.Host) ([]byte, error) {
+	return nil, s.apply(ctx, h, s.change)
+}
+
+func (s changeMIG) Verify(ctx context.Context, h host.Prober) error {
+	return s.check(ctx, h, s.change)
+}
+
+// Undo brings the layout back that stood before the plan. A GPU for which that
+// fails is marked: nothing that was wanted stands on it, and the task is held.
+func (s changeMIG) Undo(ctx context.Context, h host.Host, _ []byte) error {
+	if s.looks {
+		return nil
+	}
+	mark := QuarantineMark + s.change.GetGpu()
+	if err := settleMIG(ctx, h, s.change, s.change.GetWas()); err != nil {
+		text := fmt.Sprintf("%s could not be brought back to %s: %v\n", s.change.GetName(), DescribeMIGLayout(s.change.GetWas()), err)
+		return errors.Join(err, h.WriteFile(ctx, mark, host.File{Data: []byte(text), Mode: 0o644}))
+	}
+	if _, err := h.Lstat(ctx, mark); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return h.RemoveFile(ctx, mark)
+}
