@@ -49,6 +49,14 @@ func New(cfg Config) *Agent {
 	return &Agent{cfg: cfg, log: cfg.Logger, gpu: asks, time: clock.NewHighWater(cfg.Clock, cfg.Synchronised), problem: errors.New("the agent is starting")}
 }
 
+// gpuProgram is what tasks ask the GPUs with; none with gpu.mode off.
+func (a *Agent) gpuProgram() string {
+	if a.cfg.GPUMode == gpu.Off {
+		return ""
+	}
+	return a.cfg.GPUProgram
+}
+
 // Run serves the node until ctx ends, and returns nil then. Commands that run
 // are left running, to be found again. A missing identity, an unreachable
 // server or a state file that cannot be opened does not end it: it says so on

@@ -5,7 +5,7 @@ import "slices"
 // Registry returns all points, each declared once, in the order in which a task
 // comes by.
 func Registry() []Info {
-	return slices.Concat(session(), journal(), executor(), hosts(), disks(), shim(), output(), enrol())
+	return slices.Concat(session(), journal(), executor(), hosts(), disks(), gpus(), shim(), output(), enrol())
 }
 
 func session() []Info {
@@ -143,6 +143,25 @@ func hosts() []Info {
 		{"host.container.start.after", Agent, Within, "after its process was started"},
 		{"host.container.remove.stopped", Agent, Within, "after a container has ended, before it is deleted"},
 		{"host.container.remove.deleted", Agent, Within, "after it is deleted, before what is left of it is"},
+	}
+}
+
+func gpus() []Info {
+	return []Info{
+		{"host.mig.mode.before", Agent, Before, "before a GPU's MIG mode is set"},
+		{"host.mig.mode.after", Agent, After, "after the driver took it"},
+		{"host.mig.create.before", Agent, Before, "before a GPU instance is made"},
+		{"host.mig.create.after", Agent, After, "after it is"},
+		{"host.mig.destroy.before", Agent, Before, "before a GPU instance is removed"},
+		{"host.mig.destroy.after", Agent, After, "after it is"},
+		{"host.mig.compute.create.before", Agent, Before, "before a compute instance is made"},
+		{"host.mig.compute.create.after", Agent, After, "after it is"},
+		{"host.mig.compute.destroy.before", Agent, Before, "before a compute instance is removed"},
+		{"host.mig.compute.destroy.after", Agent, After, "after it is"},
+		{"host.gpu.persistence.before", Agent, Before, "before a GPU's persistence mode is set"},
+		{"host.gpu.persistence.after", Agent, After, "after it is"},
+		{"host.gpu.reset.before", Agent, Before, "before GPUs are reset"},
+		{"host.gpu.reset.after", Agent, After, "after nvidia-smi said that they are"},
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/containerd"
 	"github.com/gpuaas/millwright/agent/internal/host/disks"
 	"github.com/gpuaas/millwright/agent/internal/host/files"
+	"github.com/gpuaas/millwright/agent/internal/host/gpus"
 	"github.com/gpuaas/millwright/agent/internal/host/mounts"
 	"github.com/gpuaas/millwright/agent/internal/host/packages"
 	"github.com/gpuaas/millwright/agent/internal/host/secrets"
@@ -44,6 +45,12 @@ type Config struct {
 	Secrets secrets.Fetcher
 	// ProbeTimeout bounds one probe; unset: 10 s.
 	ProbeTimeout time.Duration
+	// GPUProgram is the path of millwright-gpu; unset: the GPUs are left alone.
+	GPUProgram string
+	// GPULibrary is the NVML library; unset: the system's.
+	GPULibrary string
+	// QuietGPUs ends the program that samples the GPUs until resume is called.
+	QuietGPUs func(ctx context.Context) (resume func(), err error)
 	// PackageLockWait is how long other programs may hold the package database;
 	// unset: 2 minutes.
 	PackageLockWait time.Duration
@@ -90,6 +97,10 @@ func New(cfg Config) *Node {
 				Dir: filepath.Join(cfg.StateDir, "packages"), Children: children, Units: sd,
 				Clock: cfg.Clock, Logger: cfg.Logger, LockWait: cfg.PackageLockWait,
 			}),
+			gpuSet: gpuSet{gpus.New(gpus.Config{
+				Program: cfg.GPUProgram, Library: cfg.GPULibrary, Quiesce: cfg.QuietGPUs, Children: children, Files: fs, Find: findProgram,
+				Changes: gpus.InUnits(sd, filepath.Join(cfg.StateDir, "gpus")),
+			})},
 			Client: slurm.New(slurm.Config{Children: children, Find: findProgram, Clock: cfg.Clock}),
 			probe:  prober{children: children, executable: cfg.Executable, timeout: cfg.ProbeTimeout},
 		},
@@ -146,6 +157,7 @@ func (n *Node) DeleteCommands(taskID string) error { return n.commands.Delete(ta
 // Close ends the connections to systemd and containerd and waits until ctx ends at most for
 // children that were killed. Commands and containers go on.
 func (n *Node) Close(ctx context.Context) error {
+	n.surface.gpuSet.Close()
 	n.systemd.Close()
 	return errors.Join(n.surface.Runtime.Close(), n.children.Wait(ctx))
 }

@@ -66,13 +66,25 @@ var essential = []string{"Init", "DeviceGetCount", "DeviceGetHandleByIndex", "De
 // Start loads the library, looks for every function of the table, initialises
 // the driver and enumerates the GPUs.
 func (l *Library) Start(path string) (int, error) {
+	if err := l.open(path); err != nil {
+		return 0, err
+	}
+	if err := l.enumerate(); err != nil {
+		return 0, err
+	}
+	return len(l.all()), nil
+}
+
+// open loads the library, looks for every function of the table and initialises
+// the driver.
+func (l *Library) open(path string) error {
 	if path == "" {
 		path = systemLibrary
 	}
 	// It stays open: go-nvml's own handle is another to the same library.
 	lib := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
 	if err := lib.Open(); err != nil {
-		return 0, &serve.Failure{
+		return &serve.Failure{
 			State:   gpuv1.DriverState_DRIVER_STATE_LIBRARY_MISSING,
 			Message: fmt.Sprintf("the driver's library cannot be loaded: %v; install the NVIDIA driver's libraries", err),
 		}
@@ -85,7 +97,7 @@ func (l *Library) Start(path string) (int, error) {
 	}
 	for _, name := range essential {
 		if !l.has[name] {
-			return 0, &serve.Failure{
+			return &serve.Failure{
 				State:   gpuv1.DriverState_DRIVER_STATE_SYMBOL_MISSING,
 				Message: fmt.Sprintf("%s has no function %s, without which no GPU can be asked: it is no NVML library, or one that is too old", path, strings.Join(symbols[name][0], " or ")),
 			}
@@ -93,12 +105,9 @@ func (l *Library) Start(path string) (int, error) {
 	}
 	l.api = gonvml.New(gonvml.WithLibraryPath(path))
 	if _, ret := call(l, "Init", func() (none, gonvml.Return) { return none{}, l.api.Init() }); ret != gonvml.SUCCESS {
-		return 0, unstarted(ret)
+		return unstarted(ret)
 	}
-	if err := l.enumerate(); err != nil {
-		return 0, err
-	}
-	return len(l.all()), nil
+	return nil
 }
 
 // none is the result of a function that has none.

@@ -4,11 +4,14 @@
 package serve
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"sync"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/millwright/agent/internal/gpu/wire"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
@@ -29,6 +32,44 @@ type Driver interface {
 	Wait(most time.Duration) ([]*gpuv1.GpuEvent, error)
 	// Calls is how many calls into the library were made.
 	Calls() uint64
+}
+
+// Changer answers one question and is not used again.
+type Changer interface {
+	// Once loads a library, or the system's when the path is empty, and answers a
+	// question that looks at GPUs or changes one. Its error is a [Failure].
+	Once(library string, r *gpuv1.ChildRequest, to *gpuv1.ChildReply) error
+	// Calls is how many calls into the library were made.
+	Calls() uint64
+}
+
+// Once answers the one question of an argument, a ChildOnce in base64, and
+// writes the answer. Whoever asked for a change and gets no answer does not know
+// whether it was made.
+func Once(w io.Writer, argument string, c Changer) error {
+	once := &gpuv1.ChildOnce{}
+	b, err := base64.RawURLEncoding.DecodeString(argument)
+	if err == nil {
+		err = proto.Unmarshal(b, once)
+	}
+	if err != nil {
+		return fmt.Errorf("decode the question: %w", err)
+	}
+	reply := &gpuv1.ChildReply{Id: once.GetRequest().GetId()}
+	if once.GetProtocol() != wire.Protocol {
+		err = &Failure{State: gpuv1.DriverState_DRIVER_STATE_PROGRAM_UNUSABLE, Message: otherVersion(once.GetProtocol())}
+	} else {
+		err = c.Once(once.GetLibrary(), once.GetRequest(), reply)
+	}
+	if err != nil {
+		reply.Failure, reply.Answer = failure(err), nil
+	}
+	reply.Calls = uint32(c.Calls())
+	return wire.Write(w, reply)
+}
+
+func otherVersion(p uint32) string {
+	return fmt.Sprintf("millwright-gpu speaks protocol %d and the agent %d: they are of two versions; systemctl restart millwrightd", wire.Protocol, p)
 }
 
 // Failure is an error whose state the agent is to show.
@@ -107,7 +148,7 @@ func (s *server) ask(r *gpuv1.ChildRequest, reply *gpuv1.ChildReply) error {
 		if p := ask.Start.GetProtocol(); p != wire.Protocol {
 			return &Failure{
 				State:   gpuv1.DriverState_DRIVER_STATE_PROGRAM_UNUSABLE,
-				Message: fmt.Sprintf("millwright-gpu speaks protocol %d and the agent %d: they are of two versions; systemctl restart millwrightd", wire.Protocol, p),
+				Message: otherVersion(p),
 			}
 		}
 		n, err := s.driver.Start(ask.Start.GetLibrary())

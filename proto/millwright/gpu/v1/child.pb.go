@@ -221,6 +221,8 @@ type ChildRequest struct {
 	//	*ChildRequest_Inventory
 	//	*ChildRequest_Sample
 	//	*ChildRequest_Events
+	//	*ChildRequest_Look
+	//	*ChildRequest_Change
 	Ask           isChildRequest_Ask `protobuf_oneof:"ask"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -306,6 +308,24 @@ func (x *ChildRequest) GetEvents() *ChildEvents {
 	return nil
 }
 
+func (x *ChildRequest) GetLook() *ChildLook {
+	if x != nil {
+		if x, ok := x.Ask.(*ChildRequest_Look); ok {
+			return x.Look
+		}
+	}
+	return nil
+}
+
+func (x *ChildRequest) GetChange() *ChildChange {
+	if x != nil {
+		if x, ok := x.Ask.(*ChildRequest_Change); ok {
+			return x.Change
+		}
+	}
+	return nil
+}
+
 type isChildRequest_Ask interface {
 	isChildRequest_Ask()
 }
@@ -330,6 +350,16 @@ type ChildRequest_Events struct {
 	Events *ChildEvents `protobuf:"bytes,5,opt,name=events,proto3,oneof"`
 }
 
+type ChildRequest_Look struct {
+	// Read GPUs with all that a change has to know.
+	Look *ChildLook `protobuf:"bytes,6,opt,name=look,proto3,oneof"`
+}
+
+type ChildRequest_Change struct {
+	// Change a GPU.
+	Change *ChildChange `protobuf:"bytes,7,opt,name=change,proto3,oneof"`
+}
+
 func (*ChildRequest_Start) isChildRequest_Ask() {}
 
 func (*ChildRequest_Inventory) isChildRequest_Ask() {}
@@ -337,6 +367,10 @@ func (*ChildRequest_Inventory) isChildRequest_Ask() {}
 func (*ChildRequest_Sample) isChildRequest_Ask() {}
 
 func (*ChildRequest_Events) isChildRequest_Ask() {}
+
+func (*ChildRequest_Look) isChildRequest_Ask() {}
+
+func (*ChildRequest_Change) isChildRequest_Ask() {}
 
 // ChildStart asks for the driver.
 type ChildStart struct {
@@ -537,6 +571,8 @@ type ChildReply struct {
 	//	*ChildReply_Inventory
 	//	*ChildReply_Sample
 	//	*ChildReply_Events
+	//	*ChildReply_Looked
+	//	*ChildReply_Changed
 	Answer isChildReply_Answer `protobuf_oneof:"answer"`
 	// How many calls of NVML it took.
 	Calls         uint32 `protobuf:"varint,7,opt,name=calls,proto3" json:"calls,omitempty"`
@@ -631,6 +667,24 @@ func (x *ChildReply) GetEvents() *ChildEventList {
 	return nil
 }
 
+func (x *ChildReply) GetLooked() *ChildLooked {
+	if x != nil {
+		if x, ok := x.Answer.(*ChildReply_Looked); ok {
+			return x.Looked
+		}
+	}
+	return nil
+}
+
+func (x *ChildReply) GetChanged() *ChildChanged {
+	if x != nil {
+		if x, ok := x.Answer.(*ChildReply_Changed); ok {
+			return x.Changed
+		}
+	}
+	return nil
+}
+
 func (x *ChildReply) GetCalls() uint32 {
 	if x != nil {
 		return x.Calls
@@ -662,6 +716,16 @@ type ChildReply_Events struct {
 	Events *ChildEventList `protobuf:"bytes,6,opt,name=events,proto3,oneof"`
 }
 
+type ChildReply_Looked struct {
+	// GPUs.
+	Looked *ChildLooked `protobuf:"bytes,8,opt,name=looked,proto3,oneof"`
+}
+
+type ChildReply_Changed struct {
+	// What came of a change.
+	Changed *ChildChanged `protobuf:"bytes,9,opt,name=changed,proto3,oneof"`
+}
+
 func (*ChildReply_Started) isChildReply_Answer() {}
 
 func (*ChildReply_Inventory) isChildReply_Answer() {}
@@ -669,6 +733,10 @@ func (*ChildReply_Inventory) isChildReply_Answer() {}
 func (*ChildReply_Sample) isChildReply_Answer() {}
 
 func (*ChildReply_Events) isChildReply_Answer() {}
+
+func (*ChildReply_Looked) isChildReply_Answer() {}
+
+func (*ChildReply_Changed) isChildReply_Answer() {}
 
 // ChildFailure is why a request has no answer.
 type ChildFailure struct {
@@ -835,6 +903,812 @@ func (x *ChildEventList) GetEvents() []*GpuEvent {
 	return nil
 }
 
+// ChildOnce is what millwright-gpu is started for when it is to end after one
+// answer: a change, or a look that goes before one. It is an argument of the
+// program, and the answer is what it writes.
+type ChildOnce struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The protocol's revision.
+	Protocol uint32 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// The library; empty for the system's.
+	Library string `protobuf:"bytes,2,opt,name=library,proto3" json:"library,omitempty"`
+	// What is asked.
+	Request       *ChildRequest `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChildOnce) Reset() {
+	*x = ChildOnce{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChildOnce) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChildOnce) ProtoMessage() {}
+
+func (x *ChildOnce) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChildOnce.ProtoReflect.Descriptor instead.
+func (*ChildOnce) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ChildOnce) GetProtocol() uint32 {
+	if x != nil {
+		return x.Protocol
+	}
+	return 0
+}
+
+func (x *ChildOnce) GetLibrary() string {
+	if x != nil {
+		return x.Library
+	}
+	return ""
+}
+
+func (x *ChildOnce) GetRequest() *ChildRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+// ChildLook asks for GPUs.
+type ChildLook struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The one that is meant; empty: all.
+	Uuid string `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	// Also what is on them. Without it only what they are.
+	Whole         bool `protobuf:"varint,2,opt,name=whole,proto3" json:"whole,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChildLook) Reset() {
+	*x = ChildLook{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChildLook) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChildLook) ProtoMessage() {}
+
+func (x *ChildLook) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChildLook.ProtoReflect.Descriptor instead.
+func (*ChildLook) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ChildLook) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *ChildLook) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
+}
+
+// ChildLooked holds GPUs.
+type ChildLooked struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The GPUs, by index.
+	Gpus          []*GpuLook `protobuf:"bytes,1,rep,name=gpus,proto3" json:"gpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChildLooked) Reset() {
+	*x = ChildLooked{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChildLooked) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChildLooked) ProtoMessage() {}
+
+func (x *ChildLooked) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChildLooked.ProtoReflect.Descriptor instead.
+func (*ChildLooked) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ChildLooked) GetGpus() []*GpuLook {
+	if x != nil {
+		return x.Gpus
+	}
+	return nil
+}
+
+// GpuLook is a GPU as a change of it has to know it.
+type GpuLook struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it is, as far as that was asked for, with its MIG layout.
+	Gpu *Gpu `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`
+	// Why the driver does not answer for it; unset when it does.
+	Problem *ChildFailure `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
+	// The profiles of GPU instances, by their number.
+	Profiles []*MigProfile `protobuf:"bytes,3,rep,name=profiles,proto3" json:"profiles,omitempty"`
+	// Who computes on it, by the driver's word.
+	Processes []*GpuProcess `protobuf:"bytes,4,rep,name=processes,proto3" json:"processes,omitempty"`
+	// What the driver says that it needs, as NVML numbers it.
+	RecoveryAction *uint32 `protobuf:"varint,5,opt,name=recovery_action,json=recoveryAction,proto3,oneof" json:"recovery_action,omitempty"`
+	// How a hypervisor shows it, as NVML numbers it: 0 is none.
+	Virtualization *uint32 `protobuf:"varint,6,opt,name=virtualization,proto3,oneof" json:"virtualization,omitempty"`
+	// The UUIDs of other GPUs that NVLink joins with it.
+	Linked        []string `protobuf:"bytes,7,rep,name=linked,proto3" json:"linked,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GpuLook) Reset() {
+	*x = GpuLook{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GpuLook) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GpuLook) ProtoMessage() {}
+
+func (x *GpuLook) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GpuLook.ProtoReflect.Descriptor instead.
+func (*GpuLook) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *GpuLook) GetGpu() *Gpu {
+	if x != nil {
+		return x.Gpu
+	}
+	return nil
+}
+
+func (x *GpuLook) GetProblem() *ChildFailure {
+	if x != nil {
+		return x.Problem
+	}
+	return nil
+}
+
+func (x *GpuLook) GetProfiles() []*MigProfile {
+	if x != nil {
+		return x.Profiles
+	}
+	return nil
+}
+
+func (x *GpuLook) GetProcesses() []*GpuProcess {
+	if x != nil {
+		return x.Processes
+	}
+	return nil
+}
+
+func (x *GpuLook) GetRecoveryAction() uint32 {
+	if x != nil && x.RecoveryAction != nil {
+		return *x.RecoveryAction
+	}
+	return 0
+}
+
+func (x *GpuLook) GetVirtualization() uint32 {
+	if x != nil && x.Virtualization != nil {
+		return *x.Virtualization
+	}
+	return 0
+}
+
+func (x *GpuLook) GetLinked() []string {
+	if x != nil {
+		return x.Linked
+	}
+	return nil
+}
+
+// MigProfile is a kind of GPU instance.
+type MigProfile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The driver's number.
+	Id uint32 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Its name, as 1g.10gb; empty when the driver tells none.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Compute slices.
+	Slices uint32 `protobuf:"varint,3,opt,name=slices,proto3" json:"slices,omitempty"`
+	// Memory.
+	MemoryMib uint64 `protobuf:"varint,4,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	// How many an empty GPU can have.
+	Most uint32 `protobuf:"varint,5,opt,name=most,proto3" json:"most,omitempty"`
+	// Attributes that it has, as names write them.
+	With []string `protobuf:"bytes,6,rep,name=with,proto3" json:"with,omitempty"`
+	// Attributes that it lacks.
+	Without []string `protobuf:"bytes,7,rep,name=without,proto3" json:"without,omitempty"`
+	// Where one may lie.
+	Placements []*Placement `protobuf:"bytes,8,rep,name=placements,proto3" json:"placements,omitempty"`
+	// The driver did not tell the placements.
+	Assumed       bool `protobuf:"varint,9,opt,name=assumed,proto3" json:"assumed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigProfile) Reset() {
+	*x = MigProfile{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigProfile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigProfile) ProtoMessage() {}
+
+func (x *MigProfile) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigProfile.ProtoReflect.Descriptor instead.
+func (*MigProfile) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *MigProfile) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *MigProfile) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MigProfile) GetSlices() uint32 {
+	if x != nil {
+		return x.Slices
+	}
+	return 0
+}
+
+func (x *MigProfile) GetMemoryMib() uint64 {
+	if x != nil {
+		return x.MemoryMib
+	}
+	return 0
+}
+
+func (x *MigProfile) GetMost() uint32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
+func (x *MigProfile) GetWith() []string {
+	if x != nil {
+		return x.With
+	}
+	return nil
+}
+
+func (x *MigProfile) GetWithout() []string {
+	if x != nil {
+		return x.Without
+	}
+	return nil
+}
+
+func (x *MigProfile) GetPlacements() []*Placement {
+	if x != nil {
+		return x.Placements
+	}
+	return nil
+}
+
+func (x *MigProfile) GetAssumed() bool {
+	if x != nil {
+		return x.Assumed
+	}
+	return false
+}
+
+// GpuProcess computes on a GPU.
+type GpuProcess struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its number.
+	Pid           uint32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GpuProcess) Reset() {
+	*x = GpuProcess{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GpuProcess) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GpuProcess) ProtoMessage() {}
+
+func (x *GpuProcess) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
+func (*GpuProcess) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *GpuProcess) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+// ChildChange changes one GPU.
+type ChildChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The GPU.
+	Uuid string `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	// What is changed.
+	//
+	// Types that are valid to be assigned to Change:
+	//
+	//	*ChildChange_MigMode
+	//	*ChildChange_PersistenceMode
+	//	*ChildChange_CreateGpuInstance
+	//	*ChildChange_DestroyGpuInstance
+	//	*ChildChange_CreateComputeInstance
+	//	*ChildChange_DestroyComputeInstance
+	Change        isChildChange_Change `protobuf_oneof:"change"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChildChange) Reset() {
+	*x = ChildChange{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChildChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChildChange) ProtoMessage() {}
+
+func (x *ChildChange) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChildChange.ProtoReflect.Descriptor instead.
+func (*ChildChange) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ChildChange) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *ChildChange) GetChange() isChildChange_Change {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+func (x *ChildChange) GetMigMode() *SetMode {
+	if x != nil {
+		if x, ok := x.Change.(*ChildChange_MigMode); ok {
+			return x.MigMode
+		}
+	}
+	return nil
+}
+
+func (x *ChildChange) GetPersistenceMode() *SetMode {
+	if x != nil {
+		if x, ok := x.Change.(*ChildChange_PersistenceMode); ok {
+			return x.PersistenceMode
+		}
+	}
+	return nil
+}
+
+func (x *ChildChange) GetCreateGpuInstance() *MigPlace {
+	if x != nil {
+		if x, ok := x.Change.(*ChildChange_CreateGpuInstance); ok {
+			return x.CreateGpuInstance
+		}
+	}
+	return nil
+}
+
+func (x *ChildChange) GetDestroyGpuInstance() *MigPlace {
+	if x != nil {
+		if x, ok := x.Change.(*ChildChange_DestroyGpuInstance); ok {
+			return x.DestroyGpuInstance
+		}
+	}
+	return nil
+}
+
+func (x *ChildChange) GetCreateComputeInstance() *MigComputePlace {
+	if x != nil {
+		if x, ok := x.Change.(*ChildChange_CreateComputeInstance); ok {
+			return x.CreateComputeInstance
+		}
+	}
+	return nil
+}
+
+func (x *ChildChange) GetDestroyComputeInstance() *MigComputePlace {
+	if x != nil {
+		if x, ok := x.Change.(*ChildChange_DestroyComputeInstance); ok {
+			return x.DestroyComputeInstance
+		}
+	}
+	return nil
+}
+
+type isChildChange_Change interface {
+	isChildChange_Change()
+}
+
+type ChildChange_MigMode struct {
+	// MIG mode.
+	MigMode *SetMode `protobuf:"bytes,2,opt,name=mig_mode,json=migMode,proto3,oneof"`
+}
+
+type ChildChange_PersistenceMode struct {
+	// Persistence mode.
+	PersistenceMode *SetMode `protobuf:"bytes,3,opt,name=persistence_mode,json=persistenceMode,proto3,oneof"`
+}
+
+type ChildChange_CreateGpuInstance struct {
+	// A new GPU instance.
+	CreateGpuInstance *MigPlace `protobuf:"bytes,4,opt,name=create_gpu_instance,json=createGpuInstance,proto3,oneof"`
+}
+
+type ChildChange_DestroyGpuInstance struct {
+	// A GPU instance less.
+	DestroyGpuInstance *MigPlace `protobuf:"bytes,5,opt,name=destroy_gpu_instance,json=destroyGpuInstance,proto3,oneof"`
+}
+
+type ChildChange_CreateComputeInstance struct {
+	// A new compute instance.
+	CreateComputeInstance *MigComputePlace `protobuf:"bytes,6,opt,name=create_compute_instance,json=createComputeInstance,proto3,oneof"`
+}
+
+type ChildChange_DestroyComputeInstance struct {
+	// A compute instance less.
+	DestroyComputeInstance *MigComputePlace `protobuf:"bytes,7,opt,name=destroy_compute_instance,json=destroyComputeInstance,proto3,oneof"`
+}
+
+func (*ChildChange_MigMode) isChildChange_Change() {}
+
+func (*ChildChange_PersistenceMode) isChildChange_Change() {}
+
+func (*ChildChange_CreateGpuInstance) isChildChange_Change() {}
+
+func (*ChildChange_DestroyGpuInstance) isChildChange_Change() {}
+
+func (*ChildChange_CreateComputeInstance) isChildChange_Change() {}
+
+func (*ChildChange_DestroyComputeInstance) isChildChange_Change() {}
+
+// SetMode switches a mode.
+type SetMode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// On or off.
+	On            bool `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMode) Reset() {
+	*x = SetMode{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMode) ProtoMessage() {}
+
+func (x *SetMode) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
+func (*SetMode) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SetMode) GetOn() bool {
+	if x != nil {
+		return x.On
+	}
+	return false
+}
+
+// MigPlace names a GPU instance.
+type MigPlace struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The profile's number.
+	ProfileId uint32 `protobuf:"varint,1,opt,name=profile_id,json=profileId,proto3" json:"profile_id,omitempty"`
+	// The first memory slice.
+	Start         uint32 `protobuf:"varint,2,opt,name=start,proto3" json:"start,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigPlace) Reset() {
+	*x = MigPlace{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigPlace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigPlace) ProtoMessage() {}
+
+func (x *MigPlace) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigPlace.ProtoReflect.Descriptor instead.
+func (*MigPlace) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *MigPlace) GetProfileId() uint32 {
+	if x != nil {
+		return x.ProfileId
+	}
+	return 0
+}
+
+func (x *MigPlace) GetStart() uint32 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
+// MigComputePlace names a compute instance.
+type MigComputePlace struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The GPU instance that it is in.
+	GpuInstance *MigPlace `protobuf:"bytes,1,opt,name=gpu_instance,json=gpuInstance,proto3" json:"gpu_instance,omitempty"`
+	// How many compute slices.
+	Slices uint32 `protobuf:"varint,2,opt,name=slices,proto3" json:"slices,omitempty"`
+	// The first, counted in the GPU instance.
+	Start         uint32 `protobuf:"varint,3,opt,name=start,proto3" json:"start,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MigComputePlace) Reset() {
+	*x = MigComputePlace{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MigComputePlace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MigComputePlace) ProtoMessage() {}
+
+func (x *MigComputePlace) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MigComputePlace.ProtoReflect.Descriptor instead.
+func (*MigComputePlace) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *MigComputePlace) GetGpuInstance() *MigPlace {
+	if x != nil {
+		return x.GpuInstance
+	}
+	return nil
+}
+
+func (x *MigComputePlace) GetSlices() uint32 {
+	if x != nil {
+		return x.Slices
+	}
+	return 0
+}
+
+func (x *MigComputePlace) GetStart() uint32 {
+	if x != nil {
+		return x.Start
+	}
+	return 0
+}
+
+// ChildChanged is what came of a change that the driver took.
+type ChildChanged struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of a change of MIG mode: what NVML says of its activation; 0: it is active.
+	Activation    int32 `protobuf:"varint,1,opt,name=activation,proto3" json:"activation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChildChanged) Reset() {
+	*x = ChildChanged{}
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChildChanged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChildChanged) ProtoMessage() {}
+
+func (x *ChildChanged) ProtoReflect() protoreflect.Message {
+	mi := &file_millwright_gpu_v1_child_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChildChanged.ProtoReflect.Descriptor instead.
+func (*ChildChanged) Descriptor() ([]byte, []int) {
+	return file_millwright_gpu_v1_child_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ChildChanged) GetActivation() int32 {
+	if x != nil {
+		return x.Activation
+	}
+	return 0
+}
+
 var File_millwright_gpu_v1_child_proto protoreflect.FileDescriptor
 
 const file_millwright_gpu_v1_child_proto_rawDesc = "" +
@@ -845,13 +1719,15 @@ const file_millwright_gpu_v1_child_proto_rawDesc = "" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x120\n" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1b\n" +
 	"\tstuck_pid\x18\x04 \x01(\x05R\bstuckPid\x12\x16\n" +
-	"\x06starts\x18\x05 \x01(\x04R\x06starts\"\x93\x02\n" +
+	"\x06starts\x18\x05 \x01(\x04R\x06starts\"\x81\x03\n" +
 	"\fChildRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x125\n" +
 	"\x05start\x18\x02 \x01(\v2\x1d.millwright.gpu.v1.ChildStartH\x00R\x05start\x12A\n" +
 	"\tinventory\x18\x03 \x01(\v2!.millwright.gpu.v1.ChildInventoryH\x00R\tinventory\x128\n" +
 	"\x06sample\x18\x04 \x01(\v2\x1e.millwright.gpu.v1.ChildSampleH\x00R\x06sample\x128\n" +
-	"\x06events\x18\x05 \x01(\v2\x1e.millwright.gpu.v1.ChildEventsH\x00R\x06eventsB\x05\n" +
+	"\x06events\x18\x05 \x01(\v2\x1e.millwright.gpu.v1.ChildEventsH\x00R\x06events\x122\n" +
+	"\x04look\x18\x06 \x01(\v2\x1c.millwright.gpu.v1.ChildLookH\x00R\x04look\x128\n" +
+	"\x06change\x18\a \x01(\v2\x1e.millwright.gpu.v1.ChildChangeH\x00R\x06changeB\x05\n" +
 	"\x03ask\"B\n" +
 	"\n" +
 	"ChildStart\x12\x1a\n" +
@@ -861,7 +1737,7 @@ const file_millwright_gpu_v1_child_proto_rawDesc = "" +
 	"\vChildSample\x12+\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x17.millwright.gpu.v1.TierR\x04tier\":\n" +
 	"\vChildEvents\x12+\n" +
-	"\x11wait_milliseconds\x18\x01 \x01(\rR\x10waitMilliseconds\"\xe4\x02\n" +
+	"\x11wait_milliseconds\x18\x01 \x01(\rR\x10waitMilliseconds\"\xdb\x03\n" +
 	"\n" +
 	"ChildReply\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x129\n" +
@@ -869,7 +1745,9 @@ const file_millwright_gpu_v1_child_proto_rawDesc = "" +
 	"\astarted\x18\x03 \x01(\v2\x1f.millwright.gpu.v1.ChildStartedH\x00R\astarted\x12<\n" +
 	"\tinventory\x18\x04 \x01(\v2\x1c.millwright.gpu.v1.InventoryH\x00R\tinventory\x123\n" +
 	"\x06sample\x18\x05 \x01(\v2\x19.millwright.gpu.v1.SampleH\x00R\x06sample\x12;\n" +
-	"\x06events\x18\x06 \x01(\v2!.millwright.gpu.v1.ChildEventListH\x00R\x06events\x12\x14\n" +
+	"\x06events\x18\x06 \x01(\v2!.millwright.gpu.v1.ChildEventListH\x00R\x06events\x128\n" +
+	"\x06looked\x18\b \x01(\v2\x1e.millwright.gpu.v1.ChildLookedH\x00R\x06looked\x12;\n" +
+	"\achanged\x18\t \x01(\v2\x1f.millwright.gpu.v1.ChildChangedH\x00R\achanged\x12\x14\n" +
 	"\x05calls\x18\a \x01(\rR\x05callsB\b\n" +
 	"\x06answer\"r\n" +
 	"\fChildFailure\x124\n" +
@@ -880,7 +1758,66 @@ const file_millwright_gpu_v1_child_proto_rawDesc = "" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x12\n" +
 	"\x04gpus\x18\x02 \x01(\rR\x04gpus\"E\n" +
 	"\x0eChildEventList\x123\n" +
-	"\x06events\x18\x01 \x03(\v2\x1b.millwright.gpu.v1.GpuEventR\x06events*\xc4\x03\n" +
+	"\x06events\x18\x01 \x03(\v2\x1b.millwright.gpu.v1.GpuEventR\x06events\"|\n" +
+	"\tChildOnce\x12\x1a\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
+	"\alibrary\x18\x02 \x01(\tR\alibrary\x129\n" +
+	"\arequest\x18\x03 \x01(\v2\x1f.millwright.gpu.v1.ChildRequestR\arequest\"5\n" +
+	"\tChildLook\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05whole\x18\x02 \x01(\bR\x05whole\"=\n" +
+	"\vChildLooked\x12.\n" +
+	"\x04gpus\x18\x01 \x03(\v2\x1a.millwright.gpu.v1.GpuLookR\x04gpus\"\x80\x03\n" +
+	"\aGpuLook\x12(\n" +
+	"\x03gpu\x18\x01 \x01(\v2\x16.millwright.gpu.v1.GpuR\x03gpu\x129\n" +
+	"\aproblem\x18\x02 \x01(\v2\x1f.millwright.gpu.v1.ChildFailureR\aproblem\x129\n" +
+	"\bprofiles\x18\x03 \x03(\v2\x1d.millwright.gpu.v1.MigProfileR\bprofiles\x12;\n" +
+	"\tprocesses\x18\x04 \x03(\v2\x1d.millwright.gpu.v1.GpuProcessR\tprocesses\x12,\n" +
+	"\x0frecovery_action\x18\x05 \x01(\rH\x00R\x0erecoveryAction\x88\x01\x01\x12+\n" +
+	"\x0evirtualization\x18\x06 \x01(\rH\x01R\x0evirtualization\x88\x01\x01\x12\x16\n" +
+	"\x06linked\x18\a \x03(\tR\x06linkedB\x12\n" +
+	"\x10_recovery_actionB\x11\n" +
+	"\x0f_virtualization\"\x81\x02\n" +
+	"\n" +
+	"MigProfile\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06slices\x18\x03 \x01(\rR\x06slices\x12\x1d\n" +
+	"\n" +
+	"memory_mib\x18\x04 \x01(\x04R\tmemoryMib\x12\x12\n" +
+	"\x04most\x18\x05 \x01(\rR\x04most\x12\x12\n" +
+	"\x04with\x18\x06 \x03(\tR\x04with\x12\x18\n" +
+	"\awithout\x18\a \x03(\tR\awithout\x12<\n" +
+	"\n" +
+	"placements\x18\b \x03(\v2\x1c.millwright.gpu.v1.PlacementR\n" +
+	"placements\x12\x18\n" +
+	"\aassumed\x18\t \x01(\bR\aassumed\"\x1e\n" +
+	"\n" +
+	"GpuProcess\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\"\x8b\x04\n" +
+	"\vChildChange\x12\x12\n" +
+	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x127\n" +
+	"\bmig_mode\x18\x02 \x01(\v2\x1a.millwright.gpu.v1.SetModeH\x00R\amigMode\x12G\n" +
+	"\x10persistence_mode\x18\x03 \x01(\v2\x1a.millwright.gpu.v1.SetModeH\x00R\x0fpersistenceMode\x12M\n" +
+	"\x13create_gpu_instance\x18\x04 \x01(\v2\x1b.millwright.gpu.v1.MigPlaceH\x00R\x11createGpuInstance\x12O\n" +
+	"\x14destroy_gpu_instance\x18\x05 \x01(\v2\x1b.millwright.gpu.v1.MigPlaceH\x00R\x12destroyGpuInstance\x12\\\n" +
+	"\x17create_compute_instance\x18\x06 \x01(\v2\".millwright.gpu.v1.MigComputePlaceH\x00R\x15createComputeInstance\x12^\n" +
+	"\x18destroy_compute_instance\x18\a \x01(\v2\".millwright.gpu.v1.MigComputePlaceH\x00R\x16destroyComputeInstanceB\b\n" +
+	"\x06change\"\x19\n" +
+	"\aSetMode\x12\x0e\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\"?\n" +
+	"\bMigPlace\x12\x1d\n" +
+	"\n" +
+	"profile_id\x18\x01 \x01(\rR\tprofileId\x12\x14\n" +
+	"\x05start\x18\x02 \x01(\rR\x05start\"\x7f\n" +
+	"\x0fMigComputePlace\x12>\n" +
+	"\fgpu_instance\x18\x01 \x01(\v2\x1b.millwright.gpu.v1.MigPlaceR\vgpuInstance\x12\x16\n" +
+	"\x06slices\x18\x02 \x01(\rR\x06slices\x12\x14\n" +
+	"\x05start\x18\x03 \x01(\rR\x05start\".\n" +
+	"\fChildChanged\x12\x1e\n" +
+	"\n" +
+	"activation\x18\x01 \x01(\x05R\n" +
+	"activation*\xc4\x03\n" +
 	"\vDriverState\x12\x1c\n" +
 	"\x18DRIVER_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10DRIVER_STATE_OFF\x10\x01\x12\x19\n" +
@@ -912,7 +1849,7 @@ func file_millwright_gpu_v1_child_proto_rawDescGZIP() []byte {
 }
 
 var file_millwright_gpu_v1_child_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_millwright_gpu_v1_child_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_millwright_gpu_v1_child_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_millwright_gpu_v1_child_proto_goTypes = []any{
 	(DriverState)(0),              // 0: millwright.gpu.v1.DriverState
 	(*DriverStatus)(nil),          // 1: millwright.gpu.v1.DriverStatus
@@ -925,32 +1862,63 @@ var file_millwright_gpu_v1_child_proto_goTypes = []any{
 	(*ChildFailure)(nil),          // 8: millwright.gpu.v1.ChildFailure
 	(*ChildStarted)(nil),          // 9: millwright.gpu.v1.ChildStarted
 	(*ChildEventList)(nil),        // 10: millwright.gpu.v1.ChildEventList
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(Tier)(0),                     // 12: millwright.gpu.v1.Tier
-	(*Inventory)(nil),             // 13: millwright.gpu.v1.Inventory
-	(*Sample)(nil),                // 14: millwright.gpu.v1.Sample
-	(*GpuEvent)(nil),              // 15: millwright.gpu.v1.GpuEvent
+	(*ChildOnce)(nil),             // 11: millwright.gpu.v1.ChildOnce
+	(*ChildLook)(nil),             // 12: millwright.gpu.v1.ChildLook
+	(*ChildLooked)(nil),           // 13: millwright.gpu.v1.ChildLooked
+	(*GpuLook)(nil),               // 14: millwright.gpu.v1.GpuLook
+	(*MigProfile)(nil),            // 15: millwright.gpu.v1.MigProfile
+	(*GpuProcess)(nil),            // 16: millwright.gpu.v1.GpuProcess
+	(*ChildChange)(nil),           // 17: millwright.gpu.v1.ChildChange
+	(*SetMode)(nil),               // 18: millwright.gpu.v1.SetMode
+	(*MigPlace)(nil),              // 19: millwright.gpu.v1.MigPlace
+	(*MigComputePlace)(nil),       // 20: millwright.gpu.v1.MigComputePlace
+	(*ChildChanged)(nil),          // 21: millwright.gpu.v1.ChildChanged
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(Tier)(0),                     // 23: millwright.gpu.v1.Tier
+	(*Inventory)(nil),             // 24: millwright.gpu.v1.Inventory
+	(*Sample)(nil),                // 25: millwright.gpu.v1.Sample
+	(*GpuEvent)(nil),              // 26: millwright.gpu.v1.GpuEvent
+	(*Gpu)(nil),                   // 27: millwright.gpu.v1.Gpu
+	(*Placement)(nil),             // 28: millwright.gpu.v1.Placement
 }
 var file_millwright_gpu_v1_child_proto_depIdxs = []int32{
 	0,  // 0: millwright.gpu.v1.DriverStatus.state:type_name -> millwright.gpu.v1.DriverState
-	11, // 1: millwright.gpu.v1.DriverStatus.since:type_name -> google.protobuf.Timestamp
+	22, // 1: millwright.gpu.v1.DriverStatus.since:type_name -> google.protobuf.Timestamp
 	3,  // 2: millwright.gpu.v1.ChildRequest.start:type_name -> millwright.gpu.v1.ChildStart
 	4,  // 3: millwright.gpu.v1.ChildRequest.inventory:type_name -> millwright.gpu.v1.ChildInventory
 	5,  // 4: millwright.gpu.v1.ChildRequest.sample:type_name -> millwright.gpu.v1.ChildSample
 	6,  // 5: millwright.gpu.v1.ChildRequest.events:type_name -> millwright.gpu.v1.ChildEvents
-	12, // 6: millwright.gpu.v1.ChildSample.tier:type_name -> millwright.gpu.v1.Tier
-	8,  // 7: millwright.gpu.v1.ChildReply.failure:type_name -> millwright.gpu.v1.ChildFailure
-	9,  // 8: millwright.gpu.v1.ChildReply.started:type_name -> millwright.gpu.v1.ChildStarted
-	13, // 9: millwright.gpu.v1.ChildReply.inventory:type_name -> millwright.gpu.v1.Inventory
-	14, // 10: millwright.gpu.v1.ChildReply.sample:type_name -> millwright.gpu.v1.Sample
-	10, // 11: millwright.gpu.v1.ChildReply.events:type_name -> millwright.gpu.v1.ChildEventList
-	0,  // 12: millwright.gpu.v1.ChildFailure.state:type_name -> millwright.gpu.v1.DriverState
-	15, // 13: millwright.gpu.v1.ChildEventList.events:type_name -> millwright.gpu.v1.GpuEvent
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	12, // 6: millwright.gpu.v1.ChildRequest.look:type_name -> millwright.gpu.v1.ChildLook
+	17, // 7: millwright.gpu.v1.ChildRequest.change:type_name -> millwright.gpu.v1.ChildChange
+	23, // 8: millwright.gpu.v1.ChildSample.tier:type_name -> millwright.gpu.v1.Tier
+	8,  // 9: millwright.gpu.v1.ChildReply.failure:type_name -> millwright.gpu.v1.ChildFailure
+	9,  // 10: millwright.gpu.v1.ChildReply.started:type_name -> millwright.gpu.v1.ChildStarted
+	24, // 11: millwright.gpu.v1.ChildReply.inventory:type_name -> millwright.gpu.v1.Inventory
+	25, // 12: millwright.gpu.v1.ChildReply.sample:type_name -> millwright.gpu.v1.Sample
+	10, // 13: millwright.gpu.v1.ChildReply.events:type_name -> millwright.gpu.v1.ChildEventList
+	13, // 14: millwright.gpu.v1.ChildReply.looked:type_name -> millwright.gpu.v1.ChildLooked
+	21, // 15: millwright.gpu.v1.ChildReply.changed:type_name -> millwright.gpu.v1.ChildChanged
+	0,  // 16: millwright.gpu.v1.ChildFailure.state:type_name -> millwright.gpu.v1.DriverState
+	26, // 17: millwright.gpu.v1.ChildEventList.events:type_name -> millwright.gpu.v1.GpuEvent
+	2,  // 18: millwright.gpu.v1.ChildOnce.request:type_name -> millwright.gpu.v1.ChildRequest
+	14, // 19: millwright.gpu.v1.ChildLooked.gpus:type_name -> millwright.gpu.v1.GpuLook
+	27, // 20: millwright.gpu.v1.GpuLook.gpu:type_name -> millwright.gpu.v1.Gpu
+	8,  // 21: millwright.gpu.v1.GpuLook.problem:type_name -> millwright.gpu.v1.ChildFailure
+	15, // 22: millwright.gpu.v1.GpuLook.profiles:type_name -> millwright.gpu.v1.MigProfile
+	16, // 23: millwright.gpu.v1.GpuLook.processes:type_name -> millwright.gpu.v1.GpuProcess
+	28, // 24: millwright.gpu.v1.MigProfile.placements:type_name -> millwright.gpu.v1.Placement
+	18, // 25: millwright.gpu.v1.ChildChange.mig_mode:type_name -> millwright.gpu.v1.SetMode
+	18, // 26: millwright.gpu.v1.ChildChange.persistence_mode:type_name -> millwright.gpu.v1.SetMode
+	19, // 27: millwright.gpu.v1.ChildChange.create_gpu_instance:type_name -> millwright.gpu.v1.MigPlace
+	19, // 28: millwright.gpu.v1.ChildChange.destroy_gpu_instance:type_name -> millwright.gpu.v1.MigPlace
+	20, // 29: millwright.gpu.v1.ChildChange.create_compute_instance:type_name -> millwright.gpu.v1.MigComputePlace
+	20, // 30: millwright.gpu.v1.ChildChange.destroy_compute_instance:type_name -> millwright.gpu.v1.MigComputePlace
+	19, // 31: millwright.gpu.v1.MigComputePlace.gpu_instance:type_name -> millwright.gpu.v1.MigPlace
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_millwright_gpu_v1_child_proto_init() }
@@ -965,12 +1933,25 @@ func file_millwright_gpu_v1_child_proto_init() {
 		(*ChildRequest_Inventory)(nil),
 		(*ChildRequest_Sample)(nil),
 		(*ChildRequest_Events)(nil),
+		(*ChildRequest_Look)(nil),
+		(*ChildRequest_Change)(nil),
 	}
 	file_millwright_gpu_v1_child_proto_msgTypes[6].OneofWrappers = []any{
 		(*ChildReply_Started)(nil),
 		(*ChildReply_Inventory)(nil),
 		(*ChildReply_Sample)(nil),
 		(*ChildReply_Events)(nil),
+		(*ChildReply_Looked)(nil),
+		(*ChildReply_Changed)(nil),
+	}
+	file_millwright_gpu_v1_child_proto_msgTypes[13].OneofWrappers = []any{}
+	file_millwright_gpu_v1_child_proto_msgTypes[16].OneofWrappers = []any{
+		(*ChildChange_MigMode)(nil),
+		(*ChildChange_PersistenceMode)(nil),
+		(*ChildChange_CreateGpuInstance)(nil),
+		(*ChildChange_DestroyGpuInstance)(nil),
+		(*ChildChange_CreateComputeInstance)(nil),
+		(*ChildChange_DestroyComputeInstance)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -978,7 +1959,7 @@ func file_millwright_gpu_v1_child_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_millwright_gpu_v1_child_proto_rawDesc), len(file_millwright_gpu_v1_child_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,373 @@
+package gpus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuaas/millwright/agent/internal/child"
+	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
+	"github.com/gpuaas/millwright/tasks/host"
+)
+
+const (
+	cdiVersion = "0.6.0" // the first with annotations
+	// annotGone are the devices that were in the specification and are no more.
+	annotGone = host.CDIKind + ".gone"
+	// mostGone bounds what is said of them.
+	mostGone = 64
+	// ctkTimeout bounds NVIDIA's generator.
+	ctkTimeout = time.Minute
+)
+
+// errSpec is a specification that is not what it should be.
+var errSpec = errors.New("not a usable CDI specification")
+
+// spec is a CDI specification. Edits that NVIDIA's generator writes are carried
+// as they are.
+type spec struct {
+	Version     string            `json:"cdiVersion"`
+	Kind        string            `json:"kind"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Devices     []device          `json:"devices"`
+	Edits       json.RawMessage   `json:"containerEdits,omitempty"`
+}
+
+type device struct {
+	Name  string          `json:"name"`
+	Edits json.RawMessage `json:"containerEdits"`
+}
+
+// edits are the parts of a device's edits that are known here.
+type edits struct {
+	Nodes []node   `json:"deviceNodes,omitempty"`
+	Env   []string `json:"env,omitempty"`
+}
+
+type node struct {
+	Path string `json:"path"`
+}
+
+// wanted is what containers can have now: device names and their nodes.
+func (s *Set) wanted(ctx context.Context) (map[string][]string, error) {
+	looked, err := s.look(ctx, &gpuv1.ChildLook{Whole: true})
+	if err != nil {
+		return nil, err
+	}
+	caps, err := s.capabilities()
+	if err != nil {
+		return nil, err
+	}
+	out := map[string][]string{}
+	for _, l := range looked {
+		if l.GetProblem() != nil {
+			continue // one that is lost is nothing that a container can have
+		}
+		st, err := state(l)
+		if err != nil {
+			return nil, fmt.Errorf("GPU %s: %w", l.GetGpu().GetUuid(), err)
+		}
+		own := filepath.Join(s.cfg.Dev, fmt.Sprintf("nvidia%d", st.Minor))
+		if !st.Enabled {
+			out[st.UUID] = []string{own}
+		}
+		for _, i := range st.Instances {
+			for _, c := range i.Compute {
+				if c.UUID == "" {
+					return nil, fmt.Errorf("GPU %s: the driver does not tell the UUID of a MIG device", st.UUID)
+				}
+				nodes := []string{own}
+				right := fmt.Sprintf("gpu%d/gi%d/", st.Minor, i.ID)
+				for _, name := range []string{right + "access", right + fmt.Sprintf("ci%d/access", c.ID)} {
+					if number, ok := caps[name]; ok {
+						nodes = append(nodes, s.capNode(number))
+					}
+				}
+				out[c.UUID] = nodes
+			}
+		}
+	}
+	return out, nil
+}
+
+// read reads the specification; nil: there is none.
+func (s *Set) read(ctx context.Context) (*spec, error) {
+	f, err := s.cfg.Files.ReadFile(ctx, s.cfg.CDI)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	out := &spec{}
+	if err := json.Unmarshal(f.Data, out); err != nil {
+		return nil, fmt.Errorf("read %s: %w: %w", s.cfg.CDI, errSpec, err)
+	}
+	return out, nil
+}
+
+func full(name string) string { return host.CDIKind + "=" + name }
+
+// CDI implements host.CDIReader. A file that cannot be read has no devices, and
+// is replaced by the next WriteCDI.
+func (s *Set) CDI(ctx context.Context) (host.CDISpec, error) {
+	want, err := s.wanted(ctx)
+	if err != nil {
+		return host.CDISpec{}, fmt.Errorf("compare the CDI specification with the GPUs: %w", err)
+	}
+	have, err := s.read(ctx)
+	if err != nil && !errors.Is(err, errSpec) {
+		return host.CDISpec{}, fmt.Errorf("read the CDI specification: %w", err)
+	}
+	out := host.CDISpec{Current: have != nil && s.says(have, want)}
+	if have != nil {
+		for _, d := range have.Devices {
+			out.Devices = append(out.Devices, full(d.Name))
+		}
+	}
+	slices.Sort(out.Devices)
+	return out, nil
+}
+
+// says is whether a specification has what is wanted, with the same nodes, which
+// the driver numbers anew.
+func (s *Set) says(have *spec, want map[string][]string) bool {
+	for _, d := range have.Devices {
+		nodes, err := nodesIn(d)
+		if err != nil {
+			return false
+		}
+		for _, n := range want[d.Name] {
+			if !slices.Contains(nodes, n) {
+				return false
+			}
+		}
+		if want[d.Name] == nil {
+			return false
+		}
+	}
+	return len(have.Devices) == len(want)
+}
+
+func nodesIn(d device) ([]string, error) {
+	var e edits
+	if err := json.Unmarshal(d.Edits, &e); err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, n := range e.Nodes {
+		out = append(out, n.Path)
+	}
+	return out, nil
+}
+
+// ResolveCDI implements host.CDIReader.
+func (s *Set) ResolveCDI(ctx context.Context, name string) ([]string, error) {
+	fail := func(words string, err error) error { return fmt.Errorf("find device %s: %s%w", name, words, err) }
+	have, err := s.read(ctx)
+	switch {
+	case err != nil:
+		return nil, fail("", err)
+	case have == nil:
+		return nil, fail("there is no CDI specification at "+s.cfg.CDI+": ", host.ErrGPUUnknown)
+	}
+	short := strings.TrimPrefix(name, host.CDIKind+"=")
+	i := slices.IndexFunc(have.Devices, func(d device) bool { return d.Name == short })
+	switch {
+	case i < 0 && slices.Contains(strings.Split(have.Annotations[annotGone], ","), short):
+		return nil, fail("it is gone since a change of the GPUs: ", host.ErrGPUUnknown)
+	case i < 0 || short == name:
+		return nil, fail("the CDI specification does not have it: ", host.ErrGPUUnknown)
+	}
+	want, err := s.wanted(ctx)
+	if err != nil {
+		return nil, fail("", err)
+	}
+	if want[short] == nil {
+		return nil, fail("the CDI specification still has it, and the driver does not: ", host.ErrGPUUnknown)
+	}
+	return nodesIn(have.Devices[i])
+}
+
+// WriteCDI implements host.GPUWriter.
+func (s *Set) WriteCDI(ctx context.Context) error {
+	if err := s.publish(ctx); err != nil {
+		return fmt.Errorf("write the CDI specification: %w", err)
+	}
+	return nil
+}
+
+func (s *Set) publish(ctx context.Context) error {
+	want, err := s.wanted(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.makeNodes(ctx, want); err != nil {
+		return err
+	}
+	old, err := s.read(ctx)
+	if err != nil && !errors.Is(err, errSpec) {
+		return err
+	}
+	now, err := s.generate(ctx, want)
+	if err != nil {
+		return err
+	}
+	now.Annotations = gone(old, want)
+	b, err := json.MarshalIndent(now, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := s.cfg.Files.MakeDir(ctx, filepath.Dir(s.cfg.CDI), 0o755); err != nil {
+		return err
+	}
+	return s.cfg.Files.WriteFile(ctx, s.cfg.CDI, host.File{Data: append(b, '\n'), Mode: 0o644})
+}
+
+// gone remembers the devices that were, the newest last, so that who asks for one
+// is told.
+func gone(old *spec, want map[string][]string) map[string]string {
+	if old == nil {
+		return nil
+	}
+	var names []string
+	if said := old.Annotations[annotGone]; said != "" {
+		names = strings.Split(said, ",")
+	}
+	for _, d := range old.Devices {
+		names = append(names, d.Name)
+	}
+	names = slices.DeleteFunc(names, func(n string) bool { return want[n] != nil })
+	if names = names[max(0, len(names)-mostGone):]; len(names) == 0 {
+		return nil
+	}
+	return map[string]string{annotGone: strings.Join(names, ",")}
+}
+
+// generate makes the specification, with NVIDIA's generator where it is: that
+// one knows the driver's libraries too, which a container needs unless its image
+// has those of this very driver. Ours names the device nodes.
+func (s *Set) generate(ctx context.Context, want map[string][]string) (*spec, error) {
+	program, err := s.cfg.Find(ctx, "nvidia-ctk")
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return s.own(want)
+	case err != nil:
+		return nil, err
+	}
+	vendor, class, _ := strings.Cut(host.CDIKind, "/")
+	res, err := s.cfg.Children.Run(ctx, child.Spec{
+		Argv: []string{program, "cdi", "generate", "--format=json", "--vendor=" + vendor, "--class=" + class, "--device-name-strategy=uuid"},
+		// It asks the driver as well, and may hang in it.
+		Timeout: s.limit(ctkTimeout), Key: "gpu", MaxOutput: largest, Environment: s.cfg.Environment,
+	})
+	if err != nil {
+		return nil, ended(ctx, err)
+	}
+	if res.ExitCode != 0 {
+		return nil, fmt.Errorf("%s: exit code %d: %.500s", program, res.ExitCode, res.Stderr)
+	}
+	return checked(res.Stdout, want)
+}
+
+// checked takes from what NVIDIA's generator wrote the devices that are wanted,
+// without the one that stands for all of them. One that it left out is an error.
+func checked(b []byte, want map[string][]string) (*spec, error) {
+	out := &spec{}
+	if err := json.Unmarshal(b, out); err != nil {
+		return nil, fmt.Errorf("what nvidia-ctk wrote: %w: %w", errSpec, err)
+	}
+	if out.Kind != host.CDIKind {
+		return nil, fmt.Errorf("what nvidia-ctk wrote is of kind %q: %w", out.Kind, errSpec)
+	}
+	out.Devices = slices.DeleteFunc(out.Devices, func(d device) bool { return want[d.Name] == nil })
+	for name := range want {
+		if !slices.ContainsFunc(out.Devices, func(d device) bool { return d.Name == name }) {
+			return nil, fmt.Errorf("nvidia-ctk left out %s, which the driver has: %w", name, errSpec)
+		}
+	}
+	out.Version = max(out.Version, cdiVersion)
+	return out, nil
+}
+
+// own names the device nodes of each device, and those that all need.
+func (s *Set) own(want map[string][]string) (*spec, error) {
+	out := &spec{Version: cdiVersion, Kind: host.CDIKind, Devices: []device{}}
+	names := make([]string, 0, len(want))
+	for name := range want {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		b, err := json.Marshal(edits{Nodes: nodes(want[name])})
+		if err != nil {
+			return nil, err
+		}
+		out.Devices = append(out.Devices, device{Name: name, Edits: b})
+	}
+	var shared []string
+	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {
+		if p := filepath.Join(s.cfg.Dev, name); exists(p) {
+			shared = append(shared, p)
+		}
+	}
+	// So that NVIDIA's own runtime, if it is there, adds nothing to it.
+	b, err := json.Marshal(edits{Nodes: nodes(shared), Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}})
+	out.Edits = b
+	return out, err
+}
+
+func nodes(paths []string) []node {
+	var out []node
+	for _, p := range paths {
+		out = append(out, node{p})
+	}
+	return out
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// makeNodes has the nodes made that are missing, as those of new instances are:
+// nvidia-smi makes them, through a setuid program that the agent's own children
+// may not start.
+func (s *Set) makeNodes(ctx context.Context, want map[string][]string) error {
+	missing := func() string {
+		for _, paths := range want {
+			for _, p := range paths {
+				if !exists(p) {
+					return p
+				}
+			}
+		}
+		return ""
+	}
+	if missing() == "" {
+		return nil
+	}
+	program, err := s.cfg.Find(ctx, "nvidia-smi")
+	if err != nil {
+		return fmt.Errorf("make %s: %w", missing(), err)
+	}
+	release, err := s.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if _, err := s.cfg.Changes.Change(ctx, "make device nodes", []string{program, "-L"}, s.cfg.Environment, s.limit(changeTimeout)); err != nil {
+		return fmt.Errorf("make %s: %w", missing(), err)
+	}
+	if p := missing(); p != "" {
+		return fmt.Errorf("%s is not there, and nvidia-smi did not make it: %w", p, fs.ErrNotExist)
+	}
+	return nil
+}
