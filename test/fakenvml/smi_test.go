@@ -46,3 +46,38 @@ func TestNvidiaSMI(t *testing.T) {
 	must(t, n.SetNode(t.Context(), "driver_loaded=0"))
 	smi(9, "-L")
 }
+
+// TestResetList resets the GPUs of a list, and a group only as a whole.
+func TestResetList(t *testing.T) {
+	n := newNode(t, "A100-80", "A100-80", "A100-80")
+	pending := func() string {
+		t.Helper()
+		out, err := n.Command(t.Context(), "nvidia-smi", "--query-gpu=mig.mode.current", "--format=csv,noheader").Output()
+		must(t, err)
+		return strings.ReplaceAll(string(out), "\n", " ")
+	}
+	reset := func(list string) (string, error) {
+		out, err := n.Command(t.Context(), "nvidia-smi", "--gpu-reset", "-i", list).CombinedOutput()
+		return string(out), err
+	}
+	for i := range 3 {
+		must(t, n.Set(t.Context(), i, "mig_pending=1"))
+	}
+	s, err := n.State(t.Context())
+	must(t, err)
+	if out, err := reset(s.GPUs[0].UUID + ",2"); err != nil || pending() != "Enabled Disabled Enabled " {
+		t.Errorf("a list: %v %s, modes %s", err, out, pending())
+	}
+	for i := range 3 {
+		must(t, n.Set(t.Context(), i, "reset_group=1", "mig_current=0"))
+	}
+	if out, err := reset("0,1"); err == nil || !strings.Contains(out, "must be reset together") || pending() != "Disabled Disabled Disabled " {
+		t.Errorf("a part of a group: %v %s, modes %s", err, out, pending())
+	}
+	if out, err := reset("0,1,2"); err != nil || pending() != "Enabled Enabled Enabled " {
+		t.Errorf("a whole group: %v %s, modes %s", err, out, pending())
+	}
+	if out, err := reset("0,GPU-none"); err == nil || !strings.Contains(out, "No devices") {
+		t.Errorf("a GPU that is not there: %v %s", err, out)
+	}
+}

@@ -110,3 +110,28 @@ func TestReboot(t *testing.T) {
 		t.Errorf("command of the boot before: %v, started %d", err, n.Started())
 	}
 }
+
+// TestGPUs puts GPUs of both ages to what the real ones are put to.
+func TestGPUs(t *testing.T) {
+	for _, product := range []string{"A100-80", "H100"} {
+		t.Run(product, func(t *testing.T) {
+			n := fakehost.New()
+			do(t, n, "gpu add H100 GPU-other\ngpu add "+product+" GPU-a")
+			was := n.Dump()
+			hosttest.GPUs(t, n.Hosts(nil).ForStep("task", 0), hosttest.GPUEnv{
+				UUID: "GPU-a",
+				Hold: func(t testing.TB) (int, func()) {
+					do(t, n, "gpu hold GPU-a 4711 /usr/bin/monitor")
+					return 4711, func() { do(t, n, "gpu free GPU-a") }
+				},
+				Compute: func(t testing.TB, _, _ uint32) func() {
+					do(t, n, "gpu hold GPU-a 4712 /usr/bin/train 9 4")
+					return func() { do(t, n, "gpu free GPU-a") }
+				},
+			})
+			if got := n.Dump(); got != was {
+				t.Errorf("the suite left\n%s\nof\n%s", got, was)
+			}
+		})
+	}
+}

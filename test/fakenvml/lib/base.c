@@ -62,6 +62,7 @@ static nvmlReturn_t open_gpu(int i, nvmlDevice_t *device)
 	if (i < 0) return fk_leave(NVML_ERROR_NOT_FOUND);
 	if (fk_now()->gpu[i].v[v_lost]) return fk_leave(NVML_ERROR_GPU_IS_LOST);
 	fk_me()->opened |= 1u << i;
+	fk_open_node(i);
 	device->handle = fk_handle_of(fk_a_gpu, i, 0);
 	return fk_leave(NVML_SUCCESS);
 }
@@ -90,6 +91,7 @@ static nvmlReturn_t open_uuid(const char *uuid, nvmlDevice_t *device)
 			fk_ci *ci = &gi->ci[j % FK_INSTANCES];
 			if (!gi->used || !ci->used || strcmp(ci->uuid, uuid)) continue;
 			fk_me()->opened |= 1u << i;
+			fk_open_node(i);
 			device->handle = fk_handle_of(fk_a_mig, i, ci->serial);
 			return fk_leave(NVML_SUCCESS);
 		}

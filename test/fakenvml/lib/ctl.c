@@ -170,6 +170,7 @@ static int hold(int n, char **words)
 	fk_lock();
 	if (fk_client_open()) return fail("no room for a client of", fk_path());
 	fk_me()->opened = 1u << atoi(words[0]);
+	fk_open_node(atoi(words[0]));
 	if (n > 1) fk_me()->compute = fk_me()->opened;
 	if (n == 4) fk_me()->gi = atoi(words[2]), fk_me()->ci = atoi(words[3]);
 	fk_unlock();

@@ -24,7 +24,7 @@ nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlRe
 	*activation = NVML_SUCCESS;
 	if (mode != v[v_mig_current]) {
 		if (fk_active(g) || fk_others(g->number)) *activation = NVML_ERROR_IN_USE;
-		else if (!v[v_resetless] && !v[v_implicit_reset]) *activation = NVML_ERROR_RESET_REQUIRED;
+		else if (v[v_mig_inert] || (!v[v_resetless] && !v[v_implicit_reset])) *activation = NVML_ERROR_RESET_REQUIRED;
 		else v[v_mig_current] = mode;
 	}
 	fk_commit();

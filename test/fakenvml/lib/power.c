@@ -10,7 +10,7 @@ static void anew(fk_gpu *g)
 {
 	memset(g->gi, 0, sizeof g->gi);
 	if (g->v[v_resetless]) g->v[v_mig_pending] = 0;
-	g->v[v_mig_current] = g->v[v_mig_pending];
+	if (!g->v[v_mig_inert]) g->v[v_mig_current] = g->v[v_mig_pending];
 	g->v[v_ecc_current] = g->v[v_ecc_pending];
 	g->v[v_sbe_volatile] = g->v[v_dbe_volatile] = 0;
 	g->v[v_remap_correctable] += g->v[v_remap_correctable_inactive];

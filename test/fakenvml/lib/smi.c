@@ -26,6 +26,7 @@ static int select_gpu(const char *s)
 static int list(void)
 {
 	fk_node *n = fk_now();
+	fk_make_nodes();
 	for (int i = 0, r = 0; i < (int)n->gpus; i++) {
 		fk_gpu *g = &n->gpu[i];
 		if (!g->v[v_present]) continue;
@@ -95,14 +96,26 @@ static int instances(void)
 	return 0;
 }
 
-// Without -i all GPUs are meant, and the first that can't be reset ends it.
+// Without -i all GPUs are meant; with it a list, as 0,2. The first that can't be
+// reset ends it. GPUs of one group, as those on NVLink before Hopper, are reset
+// together or not at all.
 static int reset(const char *which)
 {
-	char why[256];
-	int only = which ? select_gpu(which) : -1;
-	if (which && only < 0) return refuse("No devices were found");
+	char why[256], *copy = strdup(which ? which : ""), *save = NULL;
+	unsigned int want = which ? 0 : ~0u;
+	fk_node *n = fk_now();
+	for (char *w = strtok_r(copy, ",", &save); w; w = strtok_r(NULL, ",", &save)) {
+		int i = select_gpu(w);
+		if (i < 0) return refuse("No devices were found");
+		want |= 1u << i;
+	}
+	free(copy);
+	for (int i = 0; i < (int)n->gpus; i++)
+		for (int j = 0; j < (int)n->gpus; j++)
+			if (want >> i & 1 && !(want >> j & 1) && n->gpu[j].v[v_present] && n->gpu[i].v[v_reset_group] && n->gpu[i].v[v_reset_group] == n->gpu[j].v[v_reset_group])
+				return refuse("GPUs that are connected by NVLink must be reset together.");
 	for (int i = 0; i < (int)fk_now()->gpus; i++) {
-		if (only >= 0 && i != only) continue;
+		if (!(want >> i & 1) || !fk_now()->gpu[i].v[v_present]) continue;
 		if (fk_reset(i, why, sizeof why)) return refuse(why);
 		printf("GPU %s was successfully reset.\n", fk_now()->gpu[i].bus);
 	}

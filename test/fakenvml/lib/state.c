@@ -118,6 +118,7 @@ int fk_client_open(void)
 void fk_client_close(void)
 {
 	if (place < 0) return;
+	fk_close_nodes();
 	struct flock l = life(place, F_UNLCK);
 	memset(&state->client[place], 0, sizeof(fk_client));
 	fcntl(lives, F_OFD_SETLK, &l);
