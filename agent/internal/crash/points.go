@@ -162,6 +162,8 @@ func gpus() []Info {
 		{"host.gpu.persistence.after", Agent, After, "after it is"},
 		{"host.gpu.reset.before", Agent, Before, "before GPUs are reset"},
 		{"host.gpu.reset.after", Agent, After, "after nvidia-smi said that they are"},
+		{"host.cdi.before", Agent, Before, "before the CDI specification is replaced"},
+		{"host.cdi.after", Agent, After, "after it is, durably"},
 	}
 }
 

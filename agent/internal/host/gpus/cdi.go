@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/child"
+	"github.com/gpuaas/millwright/agent/internal/crash"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 	"github.com/gpuaas/millwright/tasks/host"
 )
@@ -228,7 +229,12 @@ func (s *Set) publish(ctx context.Context) error {
 	if err := s.cfg.Files.MakeDir(ctx, filepath.Dir(s.cfg.CDI), 0o755); err != nil {
 		return err
 	}
-	return s.cfg.Files.WriteFile(ctx, s.cfg.CDI, host.File{Data: append(b, '\n'), Mode: 0o644})
+	crash.Point("host.cdi.before")
+	if err := s.cfg.Files.WriteFile(ctx, s.cfg.CDI, host.File{Data: append(b, '\n'), Mode: 0o644}); err != nil {
+		return err
+	}
+	crash.Point("host.cdi.after")
+	return nil
 }
 
 // gone remembers the devices that were, the newest last, so that who asks for one
