@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -29,6 +30,9 @@ type Disturbance struct {
 	Wait time.Duration
 	// Reboots is set when the node reboots.
 	Reboots bool
+	// GPUs is set when the node's GPUs are others afterwards, as Slurm writes them:
+	// gpu:1g.10gb:7.
+	GPUs *string
 }
 
 // Asker is a workload manager that is asked before a plan disturbs a node.
@@ -47,6 +51,9 @@ type Gate struct {
 	Before Step
 	// After gives the node back.
 	After Step
+	// Stop has the manager let go of what changes, once nothing is disturbed, and
+	// Tell has it know what there is instead. Both may be none.
+	Stop, Tell []Step
 	// InTheWay is what runs now.
 	InTheWay *taskv1.InTheWay
 }
@@ -121,6 +128,7 @@ func (r *Registry) gate(ctx context.Context, h host.Reader, k *Kind, spec proto.
 			continue
 		}
 		before, after = append(before, g.Before), append([]Step{g.After}, after...)
+		p.Steps = slices.Concat(g.Stop, p.Steps, g.Tell)
 		out.InTheWay = append(out.InTheWay, g.InTheWay)
 	}
 	if len(before) > 0 {

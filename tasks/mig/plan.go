@@ -28,7 +28,7 @@ func (Configure) Plan(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec
 	if err != nil {
 		return tasks.Plan{}, err
 	}
-	b := &builder{spec: s}
+	b := &builder{spec: s, all: all}
 	for _, a := range all {
 		if err := b.add(ctx, h, a); err != nil {
 			return tasks.Plan{}, err
@@ -51,6 +51,7 @@ func (Configure) Plan(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec
 // what is taken away, then the modes, then what is made.
 type builder struct {
 	spec      *migv1.ConfigureSpec
+	all       []*aim
 	plan      tasks.Plan
 	inspect   []tasks.Step
 	clear     []tasks.Step
@@ -61,6 +62,7 @@ type builder struct {
 	owners    []tasks.Step
 	quiet     []string // GPUs that nobody may hold
 	busy      bool     // somebody may be disturbed
+	grows     bool     // Slurm has to be told of more
 	reset     bool
 	rebooting []string // why
 }
@@ -101,6 +103,7 @@ func (b *builder) add(ctx context.Context, h host.Reader, a *aim) error {
 	b.differ(a.name(), have, step.DescribeMIGLayout(a.to))
 	b.inspect = append(b.inspect, step.InspectMIG(&migv1.MigInspectStep{Change: b.change(a, a.was, "see that it still has %s", step.DescribeMIGLayout(a.was))}))
 	b.busy = b.busy || len(a.gone) > 0 || a.switches()
+	b.grows = b.grows || len(a.new) > 0
 	if kept := len(a.was.GetInstances()) - len(a.gone); kept == 0 && (len(a.gone) > 0 || a.switches()) {
 		b.quiet = append(b.quiet, a.st.UUID)
 	}
@@ -203,14 +206,37 @@ func (b *builder) assemble(ctx context.Context, h host.Reader) error {
 	}
 	p.Steps = slices.Concat(p.Steps, b.activate, b.create, b.verify)
 	p.Steps = append(p.Steps, step.PublishGPU(&migv1.GpuPublishStep{Phase: migv1.PublishPhase_PUBLISH_PHASE_AFTER}))
-	if !work || !b.busy {
+	if !work || !b.busy && !b.grows {
 		return nil
 	}
 	alone, err := b.alone(ctx, h)
-	if err == nil && !alone {
-		p.Disturbs = &tasks.Disturbance{What: "changes the MIG layout of GPUs", Wait: wait, Reboots: len(b.rebooting) > 0}
+	if err != nil || alone {
+		return err
 	}
+	gpus, err := b.afterwards(ctx, h)
+	p.Disturbs = &tasks.Disturbance{What: "changes the MIG layout of GPUs", Wait: wait, Reboots: len(b.rebooting) > 0, GPUs: &gpus}
 	return err
+}
+
+// afterwards is what Slurm is to be told of the node's GPUs.
+func (b *builder) afterwards(ctx context.Context, h host.Reader) (string, error) {
+	all, err := step.GPUStates(ctx, h)
+	for i, st := range all {
+		j := slices.IndexFunc(b.all, func(a *aim) bool { return a.st.UUID == st.UUID })
+		if j < 0 {
+			continue
+		}
+		to := b.all[j].to
+		all[i].Enabled, all[i].Instances = to.GetEnabled(), nil
+		for _, in := range to.GetInstances() {
+			mi := host.MIGInstance{MIGPlace: host.MIGPlace{Profile: in.GetProfileId(), Start: in.GetStart()}}
+			for _, c := range in.GetCompute() {
+				mi.Compute = append(mi.Compute, host.MIGCompute{MIGComputePlace: host.MIGComputePlace{Slices: c.GetSlices(), Start: c.GetStart()}})
+			}
+			all[i].Instances = append(all[i].Instances, mi)
+		}
+	}
+	return step.GPUGres(all), err
 }
 
 // missingDirs makes the directories above and at a path that are not there.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"regexp"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -52,12 +53,80 @@ func (Asker) Ask(ctx context.Context, h host.Reader, owner string, d tasks.Distu
 	if d.Reboots && !n.SlurmdStart.IsZero() {
 		back.SlurmdStart = n.SlurmdStart.Unix()
 	}
-	return &tasks.Gate{
+	g := &tasks.Gate{
 		Before: step.AskSlurm(&slurmv1.SlurmAskStep{
 			Node: m.HostName, Controllers: controllers, Owner: owner, Reason: "a task " + d.What, WaitForJobs: durationpb.New(d.Wait),
 		}),
 		After: step.ReturnSlurm(back), InTheWay: inTheWay(n),
-	}, nil
+	}
+	return g, tellGPUs(ctx, h, g, n, controllers, d)
+}
+
+// tellGPUs has the node register again where its GPUs are others afterwards. One
+// that joined without them being told as they are keeps its description: if that
+// names GPUs, the controller would drain it as invalid.
+func tellGPUs(ctx context.Context, h host.Reader, g *tasks.Gate, n host.SlurmNode, controllers []string, d tasks.Disturbance) error {
+	if d.GPUs == nil {
+		return nil
+	}
+	own, err := readOwn(ctx, h, optionsPath)
+	if err != nil {
+		return err
+	}
+	options, gres := withGPUs(own, *d.GPUs)
+	switch {
+	case !strings.Contains(own, gpusMark+"\n"):
+		if have := gpuGres(n.Gres); have != "" && have != *d.GPUs {
+			return unfit("Slurm has %q of node %s, and its GPUs are %q afterwards, so that the controller would drain it as invalid: "+
+				"have it join as a dynamic node with gpus: true, or without GPUs", have, n.Name, *d.GPUs)
+		}
+		return nil
+	case options == own:
+		return nil
+	case n.Drained() && !strings.HasPrefix(n.Reason, ownTags) || n.DrainedBy(ownerDrain):
+		return unfit("node %s is drained by somebody else, %q, which the controller would forget when the node registers with its new GPUs: end that drain first", n.Name, n.Reason)
+	}
+	g.Stop = []tasks.Step{step.StopSlurmd(&slurmv1.SlurmdStopStep{Node: n.Name, Controllers: controllers, Forget: true, KeepDrain: true})}
+	g.Tell = []tasks.Step{
+		step.WriteFile(&taskv1.WriteFileStep{Path: optionsPath, Data: []byte(options), Mode: fileMode}),
+		step.StartSlurmd(&slurmv1.SlurmdStartStep{Node: n.Name, Controllers: controllers, Gres: gres, Dynamic: true}),
+	}
+	return nil
+}
+
+var gresOption = regexp.MustCompile(`Gres=([^ '"]*) ?`)
+
+// withGPUs returns options of slurmd with other GPUs, and the resources that they
+// name then.
+func withGPUs(options, gpus string) (out, gres string) {
+	var keep []string
+	if m := gresOption.FindStringSubmatch(options); m != nil {
+		for _, one := range strings.Split(m[1], ",") {
+			if one != "" && !strings.HasPrefix(one, "gpu:") {
+				keep = append(keep, one)
+			}
+		}
+	}
+	if gpus != "" {
+		keep = append(keep, gpus)
+	}
+	gres = strings.Join(keep, ",")
+	options = gresOption.ReplaceAllString(options, "")
+	if gres != "" {
+		options = strings.Replace(options, "--conf '", "--conf 'Gres="+gres+" ", 1)
+	}
+	return options, gres
+}
+
+// gpuGres is what of a node's resources are GPUs.
+func gpuGres(gres string) string {
+	var out []string
+	for _, one := range strings.Split(gres, ",") {
+		if strings.HasPrefix(one, "gpu:") {
+			out = append(out, one)
+		}
+	}
+	return strings.Join(out, ",")
 }
 
 // membership reports whether the node may run jobs, whether slurm.join made it a

@@ -31,8 +31,8 @@ var (
 // JoinInfo describes slurm.join.
 func JoinInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "slurm.join", Revision: 3, Class: tasks.State,
-		Since:   map[protoreflect.Name]uint32{"munge_key": 2, "packages": 3},
+		Kind: "slurm.join", Revision: 4, Class: tasks.State,
+		Since:   map[protoreflect.Name]uint32{"munge_key": 2, "packages": 3, "dynamic.gpus": 4},
 		Summary: "make the node a member of a Slurm cluster, now and after each boot",
 	}
 }
@@ -66,6 +66,9 @@ func wanted(spec *slurmv1.JoinSpec, s *survey) member {
 	flags := "--conf-server " + strings.Join(m.controllers, ",")
 	if d := spec.GetDynamic(); d != nil {
 		m.dynamic, m.gres = true, gresText(d.GetGres())
+		if s.gpus != "" {
+			m.gres = strings.TrimPrefix(m.gres+","+s.gpus, ",")
+		}
 		var conf []string
 		if m.gres != "" {
 			conf = append(conf, "Gres="+m.gres)
@@ -81,6 +84,9 @@ func wanted(spec *slurmv1.JoinSpec, s *survey) member {
 	m.options = ownHeader + " What is changed here by hand is found and undone.\n" +
 		serversMark + strings.Join(m.controllers, " ") + "\n" +
 		"SLURMD_OPTIONS=\"" + flags + "\"\n"
+	if spec.GetDynamic().GetGpus() {
+		m.options += gpusMark + "\n"
+	}
 	if s.ownsKey() || s.key.ref != nil && s.key.other {
 		m.options += keyMark + "\n"
 	}

@@ -26,8 +26,8 @@ var (
 // ReconfigureInfo describes slurm.reconfigure.
 func ReconfigureInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "slurm.reconfigure", Revision: 3, Class: tasks.State,
-		Since:   map[protoreflect.Name]uint32{"node.munge_key": 2, "node.packages": 3},
+		Kind: "slurm.reconfigure", Revision: 4, Class: tasks.State,
+		Since:   map[protoreflect.Name]uint32{"node.munge_key": 2, "node.packages": 3, "node.dynamic.gpus": 4},
 		Summary: "drain the node, and have it register in Slurm with another description",
 	}
 }

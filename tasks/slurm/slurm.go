@@ -28,6 +28,8 @@ const (
 	drainKey    = "slurm:drain"
 	ownHeader   = "# Made by Millwright (slurm.join)."
 	serversMark = "# Controllers: "
+	gpusMark    = "# GPUs: as they are"
+	ownTags     = "mw:"
 )
 
 // The tags of drains. Each ends only its own.
@@ -83,6 +85,7 @@ type survey struct {
 	silence  error // why it did not
 	key      keyState
 	packages tasks.Plan // for what a spec names
+	gpus     string     // as Slurm writes them, where the spec tells them
 }
 
 // lookFor surveys a node for what a spec asks of it.
@@ -94,6 +97,13 @@ func lookFor(ctx context.Context, h host.Reader, spec *slurmv1.JoinSpec) (*surve
 	s, err := look(ctx, h, spec.GetControllers(), packages)
 	if err != nil {
 		return nil, err
+	}
+	if spec.GetDynamic().GetGpus() {
+		all, err := step.GPUStates(ctx, h)
+		if err != nil {
+			return nil, err
+		}
+		s.gpus = step.GPUGres(all)
 	}
 	return s, s.lookKey(ctx, h, spec.GetMungeKey())
 }

@@ -68,7 +68,9 @@ func PublishGPU(args *migv1.GpuPublishStep) tasks.Step { return publishGPU{args}
 
 func (s publishGPU) Args() proto.Message { return s.args }
 
-func (s publishGPU) before() bool { return s.args.GetPhase() == migv1.PublishPhase_PUBLISH_PHASE_BEFORE }
+func (s publishGPU) before() bool {
+	return s.args.GetPhase() == migv1.PublishPhase_PUBLISH_PHASE_BEFORE
+}
 
 func (s publishGPU) Title() string {
 	if s.before() {

@@ -233,7 +233,24 @@ func observeSlurmd(ctx context.Context, h host.Reader, ref host.SlurmRef, owners
 	return encode(o)
 }
 
+// foreignDrain fails when somebody else has drained the node: the controller
+// forgets that with the node.
+func (s stopSlurmd) foreignDrain(ctx context.Context, h host.Reader) error {
+	if !s.args.GetKeepDrain() {
+		return nil
+	}
+	n, err := h.SlurmNode(ctx, slurmRef(s.args.GetNode(), s.args.GetControllers()))
+	if err == nil && n.Drained() && (!strings.HasPrefix(n.Reason, ownTags) || n.DrainedBy(OwnerDrain)) {
+		err = reasonError(tasks.ReasonSlurmForeignDrain, "node %s is drained by somebody else, %q, which the controller would forget when the node registers anew: end that drain first: %w",
+			n.Name, n.Reason, host.ErrNotOurs)
+	}
+	return err
+}
+
 func (s stopSlurmd) Apply(ctx context.Context, h host.Host) ([]byte, error) {
+	if err := s.foreignDrain(ctx, h); err != nil {
+		return nil, err
+	}
 	if err := h.StopUnit(ctx, SlurmdUnit); err != nil {
 		return nil, err
 	}

@@ -22,6 +22,7 @@ import (
 	containerv1 "github.com/gpuaas/millwright/proto/millwright/container/v1"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
+	migv1 "github.com/gpuaas/millwright/proto/millwright/mig/v1"
 	nodev1 "github.com/gpuaas/millwright/proto/millwright/node/v1"
 	secretv1 "github.com/gpuaas/millwright/proto/millwright/secret/v1"
 	serverv1 "github.com/gpuaas/millwright/proto/millwright/server/v1"
@@ -74,6 +75,8 @@ var frozen = []protoreflect.FileDescriptor{
 	secretv1.File_millwright_secret_v1_remove_proto,
 	secretv1.File_millwright_secret_v1_service_proto,
 	serverv1.File_millwright_server_v1_secret_proto,
+	migv1.File_millwright_mig_v1_configure_proto,
+	migv1.File_millwright_mig_v1_step_proto,
 	slurmv1.File_millwright_slurm_v1_drain_proto,
 	slurmv1.File_millwright_slurm_v1_join_proto,
 	slurmv1.File_millwright_slurm_v1_leave_proto,

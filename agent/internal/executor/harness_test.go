@@ -136,7 +136,7 @@ func assignment(id, kind string, spec proto.Message, change ...func(*taskv1.Task
 	}
 	leaf := &taskv1.TaskLeaf{
 		TaskId: id, Node: "gpu-001", Mode: taskv1.Mode_MODE_EXECUTE, Kind: kind, Revision: revision, Spec: b,
-		AllowedImpact: []taskv1.Impact{taskv1.Impact_IMPACT_DRAIN, taskv1.Impact_IMPACT_SERVICE_RESTART, taskv1.Impact_IMPACT_REBOOT},
+		AllowedImpact: []taskv1.Impact{taskv1.Impact_IMPACT_DRAIN, taskv1.Impact_IMPACT_SERVICE_RESTART, taskv1.Impact_IMPACT_GPU_RESET, taskv1.Impact_IMPACT_REBOOT},
 	}
 	for _, f := range change {
 		f(leaf)

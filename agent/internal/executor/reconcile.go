@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/crash"
@@ -40,10 +42,12 @@ func (e *Executor) reconcile(ctx context.Context) {
 		return
 	}
 	begun := e.cfg.Clock.Boot()
+	early := e.earlyFirst(keys)
 	for pause := restoreAgain; len(keys) > 0; {
-		patient := e.cfg.Clock.Boot()-begun < settleFor
+		settling := e.cfg.Clock.Boot()-begun < settleFor
 		var left []string
 		for _, key := range keys {
+			patient := settling && !early[key]
 			if done, err := e.see(ctx, key, patient); err != nil || !done {
 				e.log.WarnContext(ctx, "intent is not yet seen to", "intent", key, "err", err)
 				left = append(left, key)
@@ -58,7 +62,7 @@ func (e *Executor) reconcile(ctx context.Context) {
 		if !clock.Sleep(ctx, pause) {
 			return
 		}
-		if !patient {
+		if !settling {
 			pause = min(2*pause, maxRestoreAgain)
 		}
 	}
@@ -67,6 +71,34 @@ func (e *Executor) reconcile(ctx context.Context) {
 		return
 	}
 	crash.Point("executor.boot.committed")
+}
+
+// earlyFirst puts the intents of kinds first whose goal does not come back by
+// itself after a boot and on which others wait, and returns which these are.
+func (e *Executor) earlyFirst(keys []string) map[string]bool {
+	early := map[string]bool{}
+	for _, key := range keys {
+		in, err := e.intent(key)
+		if err != nil {
+			continue // it is looked at in its turn
+		}
+		var leaf taskv1.TaskLeaf
+		if err := proto.Unmarshal(in.GetSignedLeaf().GetLeaf(), &leaf); err != nil {
+			continue // so is this
+		}
+		kind, err := e.cfg.Registry.Kind(leaf.GetKind())
+		early[key] = err == nil && kind.Early
+	}
+	slices.SortStableFunc(keys, func(a, b string) int {
+		switch {
+		case early[a] == early[b]:
+			return 0
+		case early[a]:
+			return -1
+		}
+		return 1
+	})
+	return early
 }
 
 // intentsToSee returns the intents in force, and whether all were seen to in

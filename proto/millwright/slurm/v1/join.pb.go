@@ -154,8 +154,13 @@ type DynamicNode struct {
 	// A node that offers all of its memory is drained after the next update of its
 	// kernel.
 	MemoryMarginPercent uint32 `protobuf:"varint,3,opt,name=memory_margin_percent,json=memoryMarginPercent,proto3" json:"memory_margin_percent,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Also its GPUs as they are: whole ones as gpu:h100:8, MIG devices as
+	// gpu:1g.10gb:7. When mig.configure changes them, the node registers again with
+	// the new ones. Which devices these are is for the controller's gres.conf to say.
+	// Since revision 4.
+	Gpus          bool `protobuf:"varint,4,opt,name=gpus,proto3" json:"gpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DynamicNode) Reset() {
@@ -207,6 +212,13 @@ func (x *DynamicNode) GetMemoryMarginPercent() uint32 {
 		return x.MemoryMarginPercent
 	}
 	return 0
+}
+
+func (x *DynamicNode) GetGpus() bool {
+	if x != nil {
+		return x.Gpus
+	}
+	return false
 }
 
 // StaticNode is a node that the controller's slurm.conf names.
@@ -432,11 +444,12 @@ const file_millwright_slurm_v1_join_proto_rawDesc = "" +
 	"\tmunge_key\x18\x04 \x01(\v2\x1d.millwright.task.v1.SecretRefR\bmungeKey\x12;\n" +
 	"\bpackages\x18\x05 \x03(\v2\x1f.millwright.task.v1.NodePackageR\bpackagesB\f\n" +
 	"\n" +
-	"membership\"\x8c\x01\n" +
+	"membership\"\xa0\x01\n" +
 	"\vDynamicNode\x12-\n" +
 	"\x04gres\x18\x01 \x03(\v2\x19.millwright.slurm.v1.GresR\x04gres\x12\x1a\n" +
 	"\bfeatures\x18\x02 \x03(\tR\bfeatures\x122\n" +
-	"\x15memory_margin_percent\x18\x03 \x01(\rR\x13memoryMarginPercent\";\n" +
+	"\x15memory_margin_percent\x18\x03 \x01(\rR\x13memoryMarginPercent\x12\x12\n" +
+	"\x04gpus\x18\x04 \x01(\bR\x04gpus\";\n" +
 	"\n" +
 	"StaticNode\x12-\n" +
 	"\x04gres\x18\x01 \x03(\v2\x19.millwright.slurm.v1.GresR\x04gres\"Z\n" +

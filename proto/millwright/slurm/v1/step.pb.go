@@ -140,7 +140,9 @@ type SlurmdStopStep struct {
 	// The controllers.
 	Controllers []string `protobuf:"bytes,2,rep,name=controllers,proto3" json:"controllers,omitempty"`
 	// Whether the controller is to forget it.
-	Forget        bool `protobuf:"varint,3,opt,name=forget,proto3" json:"forget,omitempty"`
+	Forget bool `protobuf:"varint,3,opt,name=forget,proto3" json:"forget,omitempty"`
+	// Whether it fails rather than forget a drain of somebody else.
+	KeepDrain     bool `protobuf:"varint,4,opt,name=keep_drain,json=keepDrain,proto3" json:"keep_drain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -192,6 +194,13 @@ func (x *SlurmdStopStep) GetControllers() []string {
 func (x *SlurmdStopStep) GetForget() bool {
 	if x != nil {
 		return x.Forget
+	}
+	return false
+}
+
+func (x *SlurmdStopStep) GetKeepDrain() bool {
+	if x != nil {
+		return x.KeepDrain
 	}
 	return false
 }
@@ -689,11 +698,13 @@ const file_millwright_slurm_v1_step_proto_rawDesc = "" +
 	"\x1emillwright/slurm/v1/step.proto\x12\x13millwright.slurm.v1\x1a\x1egoogle/protobuf/duration.proto\"\\\n" +
 	"\tMungeStep\x125\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1f.millwright.slurm.v1.MungePhaseR\x05phase\x12\x18\n" +
-	"\arestart\x18\x02 \x01(\bR\arestart\"^\n" +
+	"\arestart\x18\x02 \x01(\bR\arestart\"}\n" +
 	"\x0eSlurmdStopStep\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12 \n" +
 	"\vcontrollers\x18\x02 \x03(\tR\vcontrollers\x12\x16\n" +
-	"\x06forget\x18\x03 \x01(\bR\x06forget\"\x9a\x01\n" +
+	"\x06forget\x18\x03 \x01(\bR\x06forget\x12\x1d\n" +
+	"\n" +
+	"keep_drain\x18\x04 \x01(\bR\tkeepDrain\"\x9a\x01\n" +
 	"\x0fSlurmdStartStep\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12 \n" +
 	"\vcontrollers\x18\x02 \x03(\tR\vcontrollers\x12\x12\n" +
