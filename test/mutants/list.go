@@ -5,7 +5,7 @@ import "slices"
 // mutants are the guards that the promise rests on, each with the change that
 // takes it away.
 func mutants() []mutant {
-	return slices.Concat(executorMutants(), doorMutants(), durableMutants(), serverMutants())
+	return slices.Concat(executorMutants(), doorMutants(), durableMutants(), gpuMutants(), serverMutants())
 }
 
 const (
@@ -16,6 +16,33 @@ const (
 	session  = "./agent/internal/session"
 	server   = "./controlplane"
 )
+
+// gpuMutants are about changes of GPUs.
+func gpuMutants() []mutant {
+	const gpus = "./agent/internal/host/gpus"
+	return []mutant{
+		{
+			name: "mig-activation", guards: "a MIG mode that the driver only stored is not told as active",
+			file: "./agent/internal/gpu/nvml/change.go", judge: []string{gpus}, run: "Inert|GPUs",
+			old: "\treturn int32(activation), nil", new: "\treturn int32(activation) * 0, nil",
+		},
+		{
+			name: "gpu-earlier-change", guards: "no GPU is looked at while a change of an earlier agent may be under way",
+			file: gpus + "/gpus.go", judge: []string{gpus}, run: "EarlierChange",
+			old: "\tif err := s.cfg.Changes.Idle(ctx); err != nil {", new: "\tif err := s.cfg.Changes.Idle(ctx); err != nil && ctx.Err() != nil {",
+		},
+		{
+			name: "gpu-quiet", guards: "the agent's own sampler holds no GPU while it is changed",
+			file: gpus + "/quiet.go", judge: []string{gpus}, run: "Sampler|Quiet",
+			old: "\tif q.quiesce == nil {", new: "\tif q.quiesce == nil || ctx != nil {",
+		},
+		{
+			name: "gpu-part-of-a-layout", guards: "a MIG layout that was read in part is never taken for a smaller one",
+			file: gpus + "/gpus.go", judge: []string{gpus}, run: "PartOfALayout",
+			old: "\t\tif u.GetField() == \"compute_instances\" {", new: "\t\tif u.GetField() == \"\" {",
+		},
+	}
+}
 
 // executorMutants are about the life of a task on its node.
 func executorMutants() []mutant {
