@@ -7,9 +7,9 @@ import (
 )
 
 // What the driver says of a GPU that it will not change or cannot be asked. The
-// errors of this file wrap one of them, and have the driver's own words and the
-// name of the function that said so. None tells whether a change was made: who
-// gets one reads the GPU again.
+// errors of this file wrap one of them where the driver said one of these, and
+// have its own words and the name of the function that said so. None tells
+// whether a change was made: who gets one reads the GPU again.
 var (
 	// ErrGPUInUse means that somebody holds the GPU or the instance.
 	ErrGPUInUse = errors.New("GPU in use")

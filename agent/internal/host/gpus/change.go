@@ -34,6 +34,9 @@ func (s *Set) change(ctx context.Context, what string, c *gpuv1.ChildChange) (*g
 		otherwise = err.Error()
 	}
 	reply, failed := answer(wrote, otherwise)
+	if failed != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("%s: the answer was not waited for: %w", what, context.Cause(ctx))
+	}
 	if failed != nil {
 		return nil, fmt.Errorf("%s: %w", what, failed)
 	}

@@ -111,6 +111,19 @@ func TestAnswerThatNeverCame(t *testing.T) {
 	}
 }
 
+// TestNotAwaited: that the caller has left is no word on the driver.
+func TestNotAwaited(t *testing.T) {
+	n := newNode(t, nil, "H100")
+	uuid := n.uuid(t, 0)
+	must(t, n.Faults(fakenvml.Fault{Call: "nvmlDeviceSetMigMode", Hang: true}))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := n.SetMIGMode(ctx, uuid, true)
+	if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, host.ErrGPUUnresponsive) {
+		t.Errorf("%v", err)
+	}
+}
+
 // mute makes changes and loses their answers.
 type mute struct{ *direct }
 
