@@ -49,7 +49,7 @@ func equip(ctx context.Context, t *trial) error {
 	}
 	// The log goes on where an earlier trial on this node has left it.
 	if _, err := t.sh(ctx, `set -e; mkdir -p /run/fakenvml; touch `+kernelLog+`; test -e `+configKept+` || cp /etc/millwright/agent.yaml `+configKept+`
-cp `+configKept+` /etc/millwright/agent.yaml; test -e /run/fakenvml/state || fakenvml-state create `+strings.Repeat("H100 ", 8)+`
+cp `+configKept+` /etc/millwright/agent.yaml; test "$(fakenvml-state dump 2>/dev/null | grep -o '"product":"H100"' | wc -l)" = 8 || { rm -f /run/fakenvml/state; fakenvml-state create `+strings.Repeat("H100 ", 8)+`; }
 printf 'gpu:\n  mode: on\n  period: 1s\n  slow_period: 2s\n  kernel_log: `+kernelLog+`\n' >> /etc/millwright/agent.yaml
 systemctl restart millwrightd.service`); err != nil {
 		return err

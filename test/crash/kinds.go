@@ -78,7 +78,7 @@ const (
 )
 
 func stories() []story {
-	return slices.Concat(mounts(), disks(), containers(), commands(), reboots(), secrets(), slurm(), settling(), vault(), health(), members())
+	return slices.Concat(mounts(), disks(), containers(), commands(), reboots(), secrets(), slurm(), settling(), vault(), health(), migs(), members())
 }
 
 // mounts are storage.mount and storage.unmount.

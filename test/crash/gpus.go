@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/gpuaas/millwright/test/fakenvml"
+)
+
+// migs are mig.configure on a fresh GPU that stores its mode and needs a reset, and
+// on one that changes it at once and has another layout, for an undo to come back
+// to. The driver's library is a stand-in.
+func migs() []story {
+	layout := func(instances string) string {
+		return "layouts:\n- select: {all: true}\n  instances: [" + instances + "]\nallow_reset: true\n"
+	}
+	first := story{
+		kind: "mig.configure", facts: migFacts, state: succeeded, prepare: func(string) string { return "true" },
+		spec:  func(string) string { return layout("{profile: 3g.40gb, count: 1}, {profile: 1g.10gb, count: 2}") },
+		setup: func(ctx context.Context, t *trial) error { return partition(ctx, t, "A100-80") },
+	}
+	again := first
+	again.variant = "that repartitions"
+	again.setup = func(ctx context.Context, t *trial) error {
+		if err := partition(ctx, t, "H100"); err != nil {
+			return err
+		}
+		return t.done(ctx, "mig.configure", layout("{profile: 2g.20gb, count: 1}, {profile: 3g.40gb, count: 1}"))
+	}
+	return []story{first, again}
+}
+
+// partition gives the node one fresh GPU, and nothing of an earlier trial.
+func partition(ctx context.Context, t *trial, product string) error {
+	lib, err := fakenvml.Build(ctx, fakenvml.Variant{})
+	if err != nil {
+		return err
+	}
+	for from, to := range map[string]string{
+		"libnvidia-ml.so.1": "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "fakenvml-state": "/usr/local/bin/fakenvml-state", "nvidia-smi": "/usr/local/bin/nvidia-smi",
+	} {
+		b, err := os.ReadFile(filepath.Join(lib.Dir, from))
+		if err != nil {
+			return err
+		}
+		if err := t.node.WriteFile(ctx, to, b, 0o755); err != nil {
+			return err
+		}
+	}
+	if _, err := t.sh(ctx, `set -e; systemctl stop millwrightd.service; test -e `+configKept+` || cp /etc/millwright/agent.yaml `+configKept+`
+cp `+configKept+` /etc/millwright/agent.yaml; rm -rf /run/fakenvml /run/cdi/millwright-gpu.json; mkdir -p /run/fakenvml; ln -s /dev /run/fakenvml/dev
+fakenvml-state create `+product+`; nvidia-smi -L >/dev/null
+printf 'gpu:\n  mode: on\n  period: 1s\n  slow_period: 2s\n' >> /etc/millwright/agent.yaml
+systemctl start millwrightd.service`); err != nil {
+		return err
+	}
+	return t.connected(ctx)
+}
+
+// migFacts tell the mode, the layout and what containers can have. Ids and UUIDs
+// are new each time.
+func migFacts(string) string {
+	return fmt.Sprintf(`echo mode=$(nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending,persistence_mode --format=csv,noheader 2>/dev/null | tr -d ' ') \
+ instances=$(nvidia-smi mig -lgi 2>/dev/null | awk '{print $4 "@" $7}' | tr '\n' ' ') devices=$(nvidia-smi -L 2>/dev/null | grep -c MIG) \
+ cdi=$(grep -c '"name"' %s 2>/dev/null) temporary=$(ls -A /run/cdi 2>/dev/null | grep -vc '^millwright-gpu.json$') intent=$(millwrightd status | grep -c mig:)`, "/run/cdi/millwright-gpu.json")
+}
