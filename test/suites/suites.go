@@ -145,6 +145,10 @@ var required = []suite{
 		packages: []string{"./test/e2e/gpu"}, timeout: 15 * time.Minute,
 	},
 	{
+		name: "e2e/mig", about: "nodes with an A100 and an H100: partitioned, in use, the agent and the changing program killed, a boot: one layout or the other",
+		packages: []string{"./test/e2e/mig"}, timeout: 15 * time.Minute,
+	},
+	{
 		name: "e2e/safe_mode", about: "a state that is locked: a session and no work; one that is damaged: set aside, held, never run again",
 		packages: []string{"./test/e2e/safe_mode"}, timeout: 10 * time.Minute,
 	},

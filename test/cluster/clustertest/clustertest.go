@@ -21,6 +21,7 @@ const AllowAll = `version: 1
 rules:
   - allow: container.run
   - allow: container.stop
+  - allow: mig.configure
   - allow: secret.place
   - allow: secret.remove
   - allow: slurm.drain
