@@ -178,19 +178,17 @@ func (t *trial) begin(ctx context.Context, tracing bool) error {
 		// came; a new one begins with short waits.
 		script += "systemctl restart millwrightd.service\n"
 	}
-	script += `for i in $(seq 100); do millwrightd status -o json 2>/dev/null | grep -q '"connected": *true' && break; sleep 0.2; done
-echo $(systemctl show -P NRestarts millwrightd.service)`
-	out, err := t.sh(ctx, script)
-	if err != nil {
+	script += `for i in $(seq 100); do millwrightd status -o json 2>/dev/null | grep -q '"connected": *true' && break; sleep 0.2; done`
+	if _, err := t.sh(ctx, script); err != nil {
 		return err
-	}
-	if _, err := fmt.Sscan(out, &t.restarts); err != nil {
-		return fmt.Errorf("read %q: %w", out, err)
 	}
 	if t.story.setup != nil {
 		if err := t.story.setup(ctx, t); err != nil {
 			return err
 		}
+	}
+	if err := t.countRestarts(ctx); err != nil {
+		return err
 	}
 	script = t.story.facts(t.label) + "; echo FACTS >&2\n"
 	if t.story.first != "" {
@@ -208,6 +206,19 @@ echo $(systemctl show -P NRestarts millwrightd.service)`
 	}
 	t.before = strings.Join(strings.Fields(before), " ") // as what is seen after it is told
 	return t.armServer(tracing)
+}
+
+// countRestarts notes how often the agent was restarted so far. It does so after
+// the story's setup: one that stops and starts the agent begins another count.
+func (t *trial) countRestarts(ctx context.Context) error {
+	out, err := t.sh(ctx, "systemctl show -P NRestarts millwrightd.service")
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Sscan(out, &t.restarts); err != nil {
+		return fmt.Errorf("read %q: %w", out, err)
+	}
+	return nil
 }
 
 // revive starts the server that died at its point after the trial before was
