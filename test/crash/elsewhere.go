@@ -27,22 +27,10 @@ func unreached() []elsewhere {
 			{"agent/internal/host/disks/disks_test.go", "TestLoopDisk", "a real loop device is wiped and formatted"},
 			{"test/e2e/storage_scratch/storage_scratch_test.go", "TestScratch", "the real agent makes scratch of a loop disk of a node"},
 		}},
-		{"host.mig.", "nodes of these stories have no GPUs", gpuShown()},
-		{"host.gpu.", "nodes of these stories have no GPUs", gpuShown()},
-		{"host.cdi.", "nodes of these stories have no GPUs", gpuShown()},
 		{"host.array.", "the kernel of the machines that test has no md", []shown{
 			{"agent/internal/executor/tasktest_test.go", "TestKinds", "the executor killed, and each call failing, around each change; the node is in memory"},
 			{"agent/internal/host/disks/array_test.go", "TestArray", "what mdadm is asked; mdadm is a stand-in"},
 		}},
-	}
-}
-
-// gpuShown is what is shown of changes of GPUs.
-func gpuShown() []shown {
-	return []shown{
-		{"agent/internal/executor/tasktest_test.go", "TestKinds", "the executor killed, and each call failing, around each change; the node is in memory"},
-		{"agent/internal/host/gpus/fault_test.go", "TestChangeThatFails", "the process that changes ends or hangs in the driver's library; read again, the truth is found"},
-		{"agent/internal/host/gpus/fault_test.go", "TestAnswerThatNeverCame", "the change was made and nobody was told; once more changes nothing"},
 	}
 }
 

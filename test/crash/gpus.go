@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/millwright/test/fakenvml"
 )
 
-// migs are mig.configure on a fresh GPU that stores its mode and needs a reset, and
+// migs are mig.configure on a fresh GPU in persistence mode that needs a reset, and
 // on one that changes it at once and has another layout, for an undo to come back
 // to. The driver's library is a stand-in.
 func migs() []story {
@@ -21,7 +21,7 @@ func migs() []story {
 	first := story{
 		kind: "mig.configure", facts: migFacts, state: succeeded, prepare: func(string) string { return "true" },
 		spec:  func(string) string { return layout("{profile: 3g.40gb, count: 1}, {profile: 1g.10gb, count: 2}") },
-		setup: func(ctx context.Context, t *trial) error { return partition(ctx, t, "A100-80") },
+		setup: func(ctx context.Context, t *trial) error { return partition(ctx, t, "A100-80", "; fakenvml-state set 0 persistence=1") },
 	}
 	first.create = func(ctx context.Context, t *trial) (string, error) {
 		return created(t.operator(ctx, t.story.spec(t.label), "task", "run", "mig.configure", "-n", t.node.Name(), "-f", "-", "-o", "json",
@@ -30,7 +30,7 @@ func migs() []story {
 	again := first
 	again.variant = "that repartitions"
 	again.setup = func(ctx context.Context, t *trial) error {
-		if err := partition(ctx, t, "H100"); err != nil {
+		if err := partition(ctx, t, "H100", ""); err != nil {
 			return err
 		}
 		return t.done(ctx, "mig.configure", layout("{profile: 2g.20gb, count: 1}, {profile: 3g.40gb, count: 1}"))
@@ -38,8 +38,9 @@ func migs() []story {
 	return []story{first, again}
 }
 
-// partition gives the node one fresh GPU, and nothing of an earlier trial.
-func partition(ctx context.Context, t *trial, product string) error {
+// partition gives the node one fresh GPU, and nothing of an earlier trial. The
+// script and is run once the GPU is there.
+func partition(ctx context.Context, t *trial, product, and string) error {
 	lib, err := fakenvml.Build(ctx, fakenvml.Variant{})
 	if err != nil {
 		return err
@@ -56,8 +57,8 @@ func partition(ctx context.Context, t *trial, product string) error {
 		}
 	}
 	if _, err := t.sh(ctx, `set -e; systemctl stop millwrightd.service; test -e `+configKept+` || cp /etc/millwright/agent.yaml `+configKept+`
-cp `+configKept+` /etc/millwright/agent.yaml; rm -rf /run/fakenvml /run/cdi/millwright-gpu.json; mkdir -p /run/fakenvml; ln -s /dev /run/fakenvml/dev
-fakenvml-state create `+product+`; nvidia-smi -L >/dev/null
+cp `+configKept+` /etc/millwright/agent.yaml; rm -rf /run/fakenvml /run/cdi/millwright-gpu.json /etc/millwright/mig; mkdir -p /run/fakenvml; ln -s /dev /run/fakenvml/dev
+fakenvml-state create `+product+and+`; nvidia-smi -L >/dev/null
 printf 'gpu:\n  mode: on\n  period: 1s\n  slow_period: 2s\n' >> /etc/millwright/agent.yaml
 systemctl start millwrightd.service`); err != nil {
 		return err
@@ -65,10 +66,11 @@ systemctl start millwrightd.service`); err != nil {
 	return t.connected(ctx)
 }
 
-// migFacts tell the mode, the layout and what containers can have. Ids and UUIDs
-// are new each time.
+// migFacts tell the mode, the layout, which MIG devices containers can have, and
+// whose the layout is. Ids and UUIDs are new each time. The whole GPU is in a
+// specification after an undo that was not there before: it is right.
 func migFacts(string) string {
 	return fmt.Sprintf(`echo mode=$(nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending,persistence_mode --format=csv,noheader 2>/dev/null | tr -d ' ') \
  instances=$(nvidia-smi mig -lgi 2>/dev/null | awk '{print $4 "@" $7}' | tr '\n' ' ') devices=$(nvidia-smi -L 2>/dev/null | grep -c MIG) \
- cdi=$(grep -c '"name"' %s 2>/dev/null) temporary=$(ls -A /run/cdi 2>/dev/null | grep -vc '^millwright-gpu.json$') intent=$(millwrightd status | grep -c mig:)`, "/run/cdi/millwright-gpu.json")
+ cdi=$(cat %s 2>/dev/null | grep -c '"name": "MIG-') owners=$(ls /etc/millwright/mig 2>/dev/null | wc -l) temporary=$(ls -A /run/cdi 2>/dev/null | grep -vc '^millwright-gpu.json$') intent=$(millwrightd status | grep -c mig:)`, "/run/cdi/millwright-gpu.json")
 }

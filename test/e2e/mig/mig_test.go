@@ -207,9 +207,14 @@ func (n *node) cut(what, command, from, hasFrom, to, hasTo string) {
 	n.is("before "+what+" is killed", hasFrom)
 	n.sh("printf 'call=nvmlDeviceCreateGpuInstanceWithPlacement latency=2s\\n' > /run/fakenvml/state.faults")
 	id := n.Start("mig.configure", n.name, n.spec(to), "--allow-impact", "gpu-reset")
-	n.await("a change runs", func() bool {
-		return n.sh("systemctl is-active "+changing+" || true") == "activating" && n.layout() != hasFrom
+	// Only an instance that is made takes long enough for the kill to meet it.
+	n.await("an instance is being made", func() bool {
+		shown := n.sh("systemctl show -P ActiveState -P Description " + changing)
+		return strings.Contains(shown, "activating") && strings.Contains(shown, "create GPU instance")
 	})
+	if n.layout() == hasFrom {
+		n.t.Errorf("%s is killed before anything has changed", what)
+	}
 	n.sh(command)
 	n.sh("rm -f /run/fakenvml/state.faults")
 	task := n.End(id)
