@@ -313,6 +313,9 @@ func (w *world) kinds() *tasks.Registry {
 	tasks.Add(r, info("switch.keep", tasks.State), keptTask{switchTask{w: w, intent: tasks.IntentSet}})
 	tasks.Add(r, info("switch.forget", tasks.State), switchTask{w: w, intent: tasks.IntentRemove})
 	tasks.Add(r, info("switch.press", tasks.Action), switchTask{w: w, action: true})
+	early := info("switch.early", tasks.State)
+	early.Early = true
+	tasks.Add(r, early, switchTask{w: w, intent: tasks.IntentSet})
 	past := info("node.press", tasks.Action)
 	past.PassesHeld = true
 	tasks.Add(r, past, switchTask{w: w, action: true})
