@@ -20,8 +20,10 @@ func migs() []story {
 	}
 	first := story{
 		kind: "mig.configure", facts: migFacts, state: succeeded, prepare: func(string) string { return "true" },
-		spec:  func(string) string { return layout("{profile: 3g.40gb, count: 1}, {profile: 1g.10gb, count: 2}") },
-		setup: func(ctx context.Context, t *trial) error { return partition(ctx, t, "A100-80", "; fakenvml-state set 0 persistence=1") },
+		spec: func(string) string { return layout("{profile: 3g.40gb, count: 1}, {profile: 1g.10gb, count: 2}") },
+		setup: func(ctx context.Context, t *trial) error {
+			return partition(ctx, t, "A100-80", "; fakenvml-state set 0 persistence=1")
+		},
 	}
 	first.create = func(ctx context.Context, t *trial) (string, error) {
 		return created(t.operator(ctx, t.story.spec(t.label), "task", "run", "mig.configure", "-n", t.node.Name(), "-f", "-", "-o", "json",

@@ -59,6 +59,11 @@ func executorMutants() []mutant {
 			old: "\tif isKnown && known.Unchanged {", new: "\tif err != nil {",
 		},
 		{
+			name: "early-intents", guards: "an intent on which others wait is restored at once after a boot",
+			file: executor + "/reconcile.go", judge: []string{executor}, run: "EarlyIntents",
+			old: "patient := settling && !early[key]", new: "patient := settling && (early != nil || !early[key])",
+		},
+		{
 			name: "seen-ids", guards: "a task id that was accepted is never carried out again",
 			file: executor + "/deliver.go", judge: []string{executor},
 			old: "\tif err := tx.PutSeen(id, &agentv1.SeenRecord{LeafHash: hash, ForgetAfter: timestamppb.New(forget)}); err != nil {",

@@ -69,7 +69,7 @@ func (n *node) equip(lib *fakenvml.Library, product string) {
 	}
 	n.sh(`set -e; mkdir -p /var/lib/fakenvml; ln -sfn /dev /var/lib/fakenvml/dev
 echo 'L+ /run/fakenvml - - - - /var/lib/fakenvml' > /etc/tmpfiles.d/fakenvml.conf; systemd-tmpfiles --create /etc/tmpfiles.d/fakenvml.conf
-printf '[Unit]\nBefore=millwrightd.service\n[Service]\nType=oneshot\nExecStart=/usr/local/bin/fakenvml-state reboot\nExecStart=/usr/local/bin/nvidia-smi -L\n[Install]\nWantedBy=multi-user.target\n' > /etc/systemd/system/fakenvml.service
+printf '[Unit]\nBefore=millwrightd.service\n[Service]\nType=oneshot\nExecStart=/usr/local/bin/fakenvml-state reboot\nExecStart=/usr/local/bin/nvidia-smi -L\nExecStart=-mv /var/lib/fakenvml/at-boot /var/lib/fakenvml/state.faults\n[Install]\nWantedBy=multi-user.target\n' > /etc/systemd/system/fakenvml.service
 systemctl enable -q fakenvml.service
 fakenvml-state create ` + product + " " + product + `; nvidia-smi -L > /dev/null
 printf 'gpu:\n  mode: on\n  period: 1s\n  slow_period: 2s\n' >> /etc/millwright/agent.yaml
@@ -178,6 +178,7 @@ func (n *node) story() {
 	n.cut("the agent", "systemctl kill --kill-whom=main --signal=KILL millwrightd", halves, hasHalves, mixed, hasMixed)
 	n.cut("the program that changes", "systemctl kill --signal=KILL "+changing, mixed, hasMixed, halves, hasHalves)
 	n.reboot()
+	n.hangs()
 }
 
 // inUse: a process computes on an instance that would have to go. The task fails
@@ -238,6 +239,28 @@ func (n *node) reboot() {
 	n.await("the specification is back", func() bool { return n.sh("test -e "+cdiFile+" && echo yes || true") == "yes" })
 	n.await("nothing changes any more", func() bool { return n.sh("systemctl is-active "+changing+" || true") != "activating" })
 	n.is("after a boot", hasMixed)
+}
+
+// hangs: the driver hangs from the boot on. The agent is there and does its other
+// work; once the driver answers, the layout is there again.
+func (n *node) hangs() {
+	n.t.Helper()
+	n.sh("echo 'call=nvmlInit_v2 sleep=inf' > /var/lib/fakenvml/at-boot; mkdir -p /export /data")
+	if err := n.Machine(n.name).Reboot(n.t.Context()); err != nil {
+		n.t.Fatal(err)
+	}
+	n.await("the agent answers", func() bool {
+		return n.sh("timeout 5 millwrightd journal list -o json >/dev/null && echo yes || true") == "yes"
+	})
+	if task := n.Do("storage.mount", n.name, "target: /data\nbind: {path: /export}"); task.GetState() != succeeded {
+		n.t.Errorf("another task while the driver hangs: %s", told(task))
+	}
+	if got := n.layout(); got != "" {
+		n.t.Errorf("the driver hangs and the layout is %q: this shows nothing", got)
+	}
+	n.sh("rm /run/fakenvml/state.faults")
+	n.await("the layout is back", func() bool { return n.layout() == hasMixed })
+	n.is("after a boot with a driver that hangs", hasMixed)
 }
 
 // await polls until something is so.
