@@ -31,6 +31,7 @@ func (c *Cluster) StartServer() {
 	c.cfg.Listener = listen(c.t, c.cfg.AdvertiseAddress)
 	c.cfg.HTTPListener = listen(c.t, "127.0.0.1:0")
 	c.stop = run(c.t, controlplane.New(c.cfg).Run)
+	c.t.Cleanup(c.check) // while all still run
 }
 
 // CA is the server's own, as who has stolen its files has it.
