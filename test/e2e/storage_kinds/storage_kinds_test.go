@@ -142,7 +142,7 @@ chmod 755 /sbin/mount.%[1]s`
 func standIns(t *testing.T, c *clustertest.Cluster) {
 	const node = "n2"
 	for _, f := range []struct{ helper, shows, options string }{
-		{"lustre", "lustre", "^flock$"}, {"wekafs", "wekafs", "^(read|write)cache$"}, {"ceph", "ceph", "^name="}, {"nfs", "nfs4", "^(vers|nconnect|proto)=|^hard$"},
+		{"lustre", "lustre", "^flock$"}, {"wekafs", "wekafs", "^(read|write)cache$"}, {"ceph", "ceph", "^name="}, {"beegfs", "beegfs", "^cfgFile="}, {"nfs", "nfs4", "^(vers|nconnect|proto)=|^hard$"},
 	} {
 		c.Sh(node, fmt.Sprintf(helper, f.helper, f.shows, f.options))
 	}
@@ -183,6 +183,7 @@ func standIns(t *testing.T, c *clustertest.Cluster) {
 	} {
 		refusedFor(t, c.Do("storage.mount", node, tc.spec), tc.want)
 	}
+	otherKinds(t, c, node)
 	refusedFor(t, c.Do("storage.mount", node, "target: /mnt/w\nweka: {backends: [no-such-host], filesystem: fast}"), "host name no-such-host does not resolve")
 }
 
