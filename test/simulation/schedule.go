@@ -252,7 +252,7 @@ func (w *world) inSession(n *node) bool {
 	return slices.ContainsFunc(w.streams, func(s *stream) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.node == n && s.welcomed && !s.clientGone && !s.hungUp
+		return s.node == n && s.welcomed && !s.clientGone && !s.serverGone && !s.hungUp
 	})
 }
 
