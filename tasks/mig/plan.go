@@ -135,7 +135,7 @@ func marked(ctx context.Context, h host.Reader, a *aim) error {
 	case err != nil:
 		return err
 	}
-	return unfit("%s is in quarantine: %s; reset it (gpu.reset) or reboot the node, or remove %s once it is well", a.name(), strings.TrimSpace(string(f.Data)), mark)
+	return unfit("%s is in quarantine: %s; reboot the node, or remove %s once it is well", a.name(), strings.TrimSpace(string(f.Data)), mark)
 }
 
 func without(l *migv1.Layout, in *migv1.LayoutInstance) *migv1.Layout {
