@@ -137,6 +137,9 @@ func (h *host) connect() {
 	if h.welcome = m.GetWelcome(); h.welcome == nil {
 		h.w.t.Fatalf("%s: %v in place of a Welcome", h.node, m)
 	}
+	if id := h.hello().GetJournalId(); h.welcome.GetJournalId() != id {
+		h.w.t.Errorf("%s: the Welcome is for journal %q, want %q", h.node, h.welcome.GetJournalId(), id)
+	}
 	h.epoch = h.welcome.GetSessionEpoch()
 	h.flush(h.welcome.GetResendFrom())
 }

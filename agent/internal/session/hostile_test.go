@@ -38,6 +38,11 @@ func TestHostileServer(t *testing.T) {
 		{"protocol 0", func(p *peer) { p.send(welcome(0, 1, 1)) }, "revision 0"},
 		{"epoch 0", func(p *peer) { p.send(welcome(1, 0, 1)) }, "epoch 0"},
 		{"resend from 0", func(p *peer) { p.send(welcome(1, 1, 0)) }, "resend_from 0"},
+		{"welcome for another journal", func(p *peer) {
+			w := welcome(1, 1, 3)
+			w.GetWelcome().JournalId = "journal-0"
+			p.send(w)
+		}, "is for journal journal-0, and ours is journal-1"},
 		{"second welcome", func(p *peer) { p.welcome(1, 1); p.send(welcome(1, 1, 1)) }, "second Welcome"},
 		{"ack of what was not sent", func(p *peer) { p.welcome(1, 1); p.ack("journal-1", 1<<63) }, "the journal ends at 3"},
 		{"resend of frame 0", func(p *peer) { p.welcome(1, 1); p.send(resend(0)) }, "frame 0 again"},

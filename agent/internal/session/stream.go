@@ -170,6 +170,8 @@ func (st *stream) welcomed(ctx context.Context, first *agentv1.SessionResponse, 
 		return fmt.Errorf("%w: it chose revision %d, and this agent speaks %d to %d", errProtocol, w.GetProtocol(), MinProtocol, MaxProtocol)
 	case w.GetSessionEpoch() == 0 || w.GetResendFrom() == 0:
 		return fmt.Errorf("%w: its Welcome has epoch %d and resend_from %d; both begin at 1", errProtocol, w.GetSessionEpoch(), w.GetResendFrom())
+	case w.GetJournalId() != "" && w.GetJournalId() != st.head.JournalID:
+		return fmt.Errorf("%w: its Welcome is for journal %s, and ours is %s", errProtocol, w.GetJournalId(), st.head.JournalID)
 	}
 	has := w.GetResendFrom() - 1
 	if has > st.head.LastSeq {

@@ -98,7 +98,7 @@ func (d *Dispatcher) open(ctx context.Context, peer Peer, h *agentv1.Hello) (s *
 	return s, &agentv1.SessionResponse{Message: &agentv1.SessionResponse_Welcome{Welcome: &agentv1.Welcome{
 		Protocol: protocol, SessionEpoch: o.epoch, ResendFrom: o.stored + 1, ServerTime: timestamppb.New(now),
 		HeartbeatInterval: durationpb.New(d.cfg.Heartbeat), TrustUpdates: d.cfg.TrustUpdates(h.GetTrustRootVersion()),
-		ServerVersion: d.cfg.Version,
+		ServerVersion: d.cfg.Version, JournalId: s.journalID,
 	}}}, nil, nil
 }
 

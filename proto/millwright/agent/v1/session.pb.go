@@ -934,6 +934,10 @@ type Welcome struct {
 	TrustUpdates []*v11.Envelope `protobuf:"bytes,6,rep,name=trust_updates,json=trustUpdates,proto3" json:"trust_updates,omitempty"`
 	// The server's version.
 	ServerVersion string `protobuf:"bytes,7,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
+	// The journal that resend_from counts in: the Hello's. A Welcome for another
+	// one ends the session. Empty in a session in safe mode, and from servers of
+	// before this field.
+	JournalId     string `protobuf:"bytes,8,opt,name=journal_id,json=journalId,proto3" json:"journal_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1013,6 +1017,13 @@ func (x *Welcome) GetTrustUpdates() []*v11.Envelope {
 func (x *Welcome) GetServerVersion() string {
 	if x != nil {
 		return x.ServerVersion
+	}
+	return ""
+}
+
+func (x *Welcome) GetJournalId() string {
+	if x != nil {
+		return x.JournalId
 	}
 	return ""
 }
@@ -2327,7 +2338,7 @@ const file_millwright_agent_v1_session_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2\x19.millwright.task.v1.LabelR\x06labels\x12=\n" +
 	"\n" +
 	"conditions\x18\x06 \x03(\v2\x1d.millwright.task.v1.ConditionR\n" +
-	"conditions\"\xdc\x02\n" +
+	"conditions\"\xfb\x02\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12#\n" +
 	"\rsession_epoch\x18\x02 \x01(\x04R\fsessionEpoch\x12\x1f\n" +
@@ -2337,7 +2348,9 @@ const file_millwright_agent_v1_session_proto_rawDesc = "" +
 	"serverTime\x12H\n" +
 	"\x12heartbeat_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12A\n" +
 	"\rtrust_updates\x18\x06 \x03(\v2\x1c.millwright.task.v1.EnvelopeR\ftrustUpdates\x12%\n" +
-	"\x0eserver_version\x18\a \x01(\tR\rserverVersion\"\xc5\x01\n" +
+	"\x0eserver_version\x18\a \x01(\tR\rserverVersion\x12\x1d\n" +
+	"\n" +
+	"journal_id\x18\b \x01(\tR\tjournalId\"\xc5\x01\n" +
 	"\tHeartbeat\x127\n" +
 	"\twall_time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\bwallTime\x12\x19\n" +
 	"\blast_seq\x18\x02 \x01(\x04R\alastSeq\x12=\n" +
