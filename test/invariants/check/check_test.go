@@ -167,6 +167,41 @@ func TestGone(t *testing.T) {
 	}
 }
 
+// TestLateWordOfALostJournal: what a stream of a lost journal still says of a
+// task that is held for the loss does not bring it back, but its end counts.
+func TestLateWordOfALostJournal(t *testing.T) {
+	heldState := taskv1.TaskState_TASK_STATE_HELD
+	for _, c := range []struct {
+		name, reason, current string
+		frames                int // of the twelve, how many came after all
+		row                   taskv1.TaskState
+		want                  string
+	}{
+		{"it goes on there", "JOURNAL_LOST", "journal-b", 9, heldState, ""},
+		{"the server believed it", "JOURNAL_LOST", "journal-b", 9, taskv1.TaskState_TASK_STATE_RUNNING, "its log says TASK_STATE_HELD"},
+		{"it has ended there", "JOURNAL_LOST", "journal-b", 11, succeeded, ""},
+		{"the server did not hear its end", "JOURNAL_LOST", "journal-b", 11, heldState, "its log says TASK_STATE_SUCCEEDED"},
+		{"the journal is back", "JOURNAL_LOST", journalID, 9, heldState, "its log says TASK_STATE_RUNNING"},
+		{"it was held for another reason", "EVENTS_LOST", "journal-b", 9, heldState, "its log says TASK_STATE_RUNNING"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStory(t)
+			all := s.events
+			s.events, s.sent, s.acked = s.events[:8], 8, 8
+			s.states[s.id(s.mount)] = c.row
+			h := s.history()
+			s.log(h.Server, &auditv1.LogEntry{Entry: &auditv1.LogEntry_JournalChanged{JournalChanged: &auditv1.JournalChanged{Node: nodeName, OldJournalId: journalID, NewJournalId: c.current}}})
+			s.log(h.Server, &auditv1.LogEntry{Entry: &auditv1.LogEntry_TaskDecided{TaskDecided: &auditv1.TaskDecided{TaskId: s.id(s.mount), Node: nodeName, State: heldState, Reason: c.reason}}})
+			s.send(h.Server, all[8:c.frames])
+			h.Nodes, h.Gone = nil, map[string]string{nodeName: "it has another journal"}
+			found := check.Check(h)
+			if c.want == "" && len(found) != 0 || c.want != "" && (len(found) != 1 || !strings.Contains(found[0].String(), c.want)) {
+				t.Errorf("Check() = %v, want %q", found, c.want)
+			}
+		})
+	}
+}
+
 func ExampleViolation() {
 	fmt.Println(check.Violation{Invariant: check.Once, Node: "gpu-001", Task: "t1", What: "its command ran 2 times"})
 	// Output: once: gpu-001, task t1: its command ran 2 times

@@ -146,6 +146,27 @@ func (s *story) history() *check.History {
 	return &check.History{Server: server, Nodes: []*check.Node{n}, Effects: s.effects}
 }
 
+// send logs more frames of the journal after those that the history has.
+func (s *story) send(server *check.Server, events []*taskv1.Event) {
+	s.t.Helper()
+	for i, e := range events {
+		before := hashOf(s.bytes(s.events[len(s.events)-1]))
+		e.JournalId, e.Seq, e.PrevHash, e.WallTime = journalID, uint64(len(s.events)+1), before, timestamppb.New(time.Now().Add(time.Second))
+		s.events = append(s.events[:len(s.events):len(s.events)], events[i])
+		s.log(server, &auditv1.LogEntry{Entry: &auditv1.LogEntry_NodeFrame{NodeFrame: &auditv1.NodeFrame{
+			Node: nodeName, Generation: 1, JournalId: journalID, Seq: e.GetSeq(), Frame: s.bytes(e),
+		}}})
+		s.add(server.Add(&auditv1.LogLine{Line: &auditv1.LogLine_Journal{Journal: &serverv1.JournalRow{
+			Node: nodeName, JournalId: journalID, LastSeq: e.GetSeq(), LastSha256: hashOf(s.bytes(e)),
+		}}}))
+	}
+}
+
+func hashOf(b []byte) []byte {
+	sum := sha256.Sum256(b)
+	return sum[:]
+}
+
 func (s *story) log(server *check.Server, e *auditv1.LogEntry) {
 	s.t.Helper()
 	e.Index = uint64(len(server.Entries)) + 1

@@ -14,6 +14,7 @@ type life struct {
 	first   taskv1.TaskState // the first state that is an end
 	last    taskv1.TaskState // the last of those that need no more: an end, or held
 	settled bool             // a person's word about a lost journal ended it
+	lost    bool             // it is held since its node no longer has its journal
 }
 
 // step reads the next state that the log gives.
@@ -21,8 +22,25 @@ func (l *life) step(s taskv1.TaskState) {
 	if terminal(l.first) {
 		return
 	}
+	l.lost = false
 	if l.last = s; terminal(s) {
 		l.first = s
+	}
+}
+
+// frame reads what a node says of a task. Once the task is held because that
+// journal is lost, only an end counts of what still comes of it: a stream of it
+// may be read for a little longer, and what goes on there is over.
+func (l *life) frame(e *taskv1.Event, current string) {
+	late := l.lost && e.GetJournalId() != current
+	switch {
+	case e.GetFinished() != nil:
+		l.step(e.GetFinished().GetState())
+	case late:
+	case e.GetHeld() != nil:
+		l.step(taskv1.TaskState_TASK_STATE_HELD)
+	default:
+		l.step(taskv1.TaskState_TASK_STATE_RUNNING)
 	}
 }
 
@@ -35,9 +53,12 @@ func (c *run) lives() map[string]*life {
 		}
 		return out[id]
 	}
+	current := map[string]string{} // the journal of each node, where it has had another
 	for _, e := range c.h.Server.Entries {
 		entry := e.GetEntry()
 		switch {
+		case entry.GetJournalChanged() != nil:
+			current[entry.GetJournalChanged().GetNode()] = entry.GetJournalChanged().GetNewJournalId()
 		case entry.GetTaskRefused() != nil:
 			state := taskv1.TaskState_TASK_STATE_REFUSED
 			if entry.GetTaskRefused().GetAnswer().GetReason() == "WINDOW_PASSED" {
@@ -45,17 +66,11 @@ func (c *run) lives() map[string]*life {
 			}
 			of(entry.GetTaskRefused().GetTaskId()).step(state)
 		case entry.GetTaskDecided() != nil:
-			of(entry.GetTaskDecided().GetTaskId()).step(entry.GetTaskDecided().GetState())
+			d := entry.GetTaskDecided()
+			of(d.GetTaskId()).step(d.GetState())
+			of(d.GetTaskId()).lost = d.GetReason() == "JOURNAL_LOST"
 		case entry.GetNodeFrame() != nil && entry.GetNodeFrame().GetNotApplied() == "" && taskOf(e.GetEvent()) != "":
-			l := of(taskOf(e.GetEvent()))
-			switch {
-			case e.GetEvent().GetFinished() != nil:
-				l.step(e.GetEvent().GetFinished().GetState())
-			case e.GetEvent().GetHeld() != nil:
-				l.step(taskv1.TaskState_TASK_STATE_HELD)
-			default:
-				l.step(taskv1.TaskState_TASK_STATE_RUNNING)
-			}
+			of(taskOf(e.GetEvent())).frame(e.GetEvent(), current[entry.GetNodeFrame().GetNode()])
 			if lost, ok := resolved(c.h.Server, e.GetEvent()); ok {
 				of(lost).settled = true
 			}
@@ -88,11 +103,11 @@ func (c *run) rows() {
 		if l == nil {
 			l = &life{}
 		}
-		switch ended := terminal(state) || state == taskv1.TaskState_TASK_STATE_HELD; {
+		switch ended := rests(state); {
 		case l.settled && terminal(state) && !terminal(l.first):
 		case ended && state != l.last:
 			c.fail(Rows, row.GetTask().GetNode(), id, "the server shows %s, and its log says %s", state, l.last)
-		case !ended && terminal(l.last):
+		case !ended && rests(l.last):
 			c.fail(Rows, row.GetTask().GetNode(), id, "the server shows %s, and its log says %s", state, l.last)
 		}
 	}
