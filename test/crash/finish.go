@@ -36,11 +36,6 @@ echo HIT $(test -n "$hit" && test -e $dir/hit-$hit && echo yes); echo LEFT $u $(
 echo JOURNAL $o; echo FACTS $(%[5]s)
 `
 
-// cleanup takes away what would slow the next trials down.
-const cleanup = `systemctl stop busy-%[1]s.service 2>/dev/null; umount /mnt/%[1]s/data 2>/dev/null; rm -rf /etc/systemd/system/mnt-%[1]s-data.mount /mnt/%[1]s /run/systemd/system/*%[1]s*
-find /etc/systemd/system -lname '*mnt-%[1]s-data.mount' -delete
-if test -e /etc/default/millwright-slurmd; then ` + noMember + `; fi`
-
 // lateBy is how long a point may come after the end of the task, in halves of a
 // second: heartbeats, and what is stored now and then.
 func (t *trial) lateBy() int {
@@ -103,11 +98,8 @@ func (t *trial) finish(ctx context.Context, tracing bool) (*result, error) {
 		out.journal = list.GetTasks()[0]
 	}
 	if tracing {
-		if out.trace, err = t.traced(ctx); err != nil {
-			return out, err
-		}
+		out.trace, err = t.traced(ctx)
 	}
-	_, err = t.sh(ctx, fmt.Sprintf(cleanup, t.label))
 	return out, err
 }
 

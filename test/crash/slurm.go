@@ -13,7 +13,11 @@ const skipped = "/run/systemd/system/slurmd.service.d/zz-site.conf"
 
 // noMember takes the node out of its cluster by hand: a member's other tasks ask
 // Slurm first.
-const noMember = `rm -f ` + skipped + `; systemctl disable --now slurmd 2>/dev/null || true; rm -f /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf; rmdir /etc/systemd/system/slurmd.service.d 2>/dev/null || true; systemctl daemon-reload`
+const noMember = `left=$(ls ` + skipped + ` /etc/default/millwright-slurmd /etc/systemd/system/slurmd.service.d/90-millwright.conf 2>/dev/null || true)
+if test -n "$left" || systemctl is-enabled -q slurmd || systemctl is-active -q slurmd; then
+  rm -f $left; systemctl disable --now slurmd 2>/dev/null || true
+  rmdir /etc/systemd/system/slurmd.service.d 2>/dev/null || true; systemctl daemon-reload
+fi`
 
 // slurmSite makes the node a cluster's controller, under a configuration of its
 // own so that it can be a member too, and no member.
@@ -37,11 +41,16 @@ SlurmdPidFile=/run/slurmd.pid
 NodeSet=mw Feature=mw
 PartitionName=all Nodes=mw Default=YES State=UP
 EOF
-chown -R slurm: /var/lib/slurm /var/log/slurm; systemctl enable --now munge
+chown -R slurm: /var/lib/slurm /var/log/slurm; systemctl is-enabled -q munge || systemctl enable -q munge; systemctl start munge
 systemctl is-active -q site-slurmctld || systemd-run --unit=site-slurmctld --property=Restart=on-failure slurmctld -D -f /etc/site/slurm.conf
 export SLURM_CONF=/etc/site/slurm.conf
 for i in $(seq 300); do scontrol ping | grep -q 'is UP' && break; sleep 0.1; done
 scontrol delete nodename=$(hostname) 2>/dev/null || true`
+
+// member is the spec by which a node joins with features.
+func member(features string) string {
+	return "controllers: [localhost]\ndynamic: {features: [" + features + "]}\n"
+}
 
 // slurm are the kinds of Slurm.
 func slurm() []story {
@@ -52,13 +61,8 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
  intent=$(millwrightd status | grep -c slurm:)`
 	}
 	prepare := func(string) string { return slurmSite }
-	member := func(features string) func(string) string {
-		return func(string) string {
-			return "controllers: [localhost]\ndynamic: {features: [" + features + "]}\n"
-		}
-	}
-	join := story{kind: "slurm.join", facts: facts, prepare: prepare, state: succeeded, spec: member("mw")}
-	join.setup = func(ctx context.Context, t *trial) error { return noIntents(ctx, t, member("mw")("")) }
+	join := story{kind: "slurm.join", facts: facts, prepare: prepare, state: succeeded, spec: func(string) string { return member("mw") }}
+	join.setup = func(ctx context.Context, t *trial) error { return noIntents(ctx, t, member("mw")) }
 	joined := func(ctx context.Context, t *trial) error {
 		if err := join.setup(ctx, t); err != nil {
 			return err
@@ -77,7 +81,7 @@ echo node=$(sinfo -h -N -o %N | sort -u | wc -l) drained=$(sinfo -h -R -o %E | g
 	after := func(kind, spec string) story {
 		return story{kind: kind, facts: facts, prepare: prepare, state: succeeded, setup: joined, spec: func(string) string { return spec }}
 	}
-	out := append([]story{join, broken, keyed(broken), packaged(join), packaged(broken), gated(facts, prepare, joined)}, afterJoin(after, member)...)
+	out := append([]story{join, broken, keyed(broken), packaged(join), packaged(broken), gated(facts, prepare, joined)}, afterJoin(after)...)
 	for i := range out {
 		out[i].slow = true
 	}
@@ -148,7 +152,7 @@ echo site=$(dpkg-query --show --showformat='${db:Status-Abbrev}' site-%[1]s 2>/d
 }
 
 // afterJoin are the stories of a node that is a member.
-func afterJoin(after func(kind, spec string) story, member func(string) func(string) string) []story {
+func afterJoin(after func(kind, spec string) story) []story {
 	resume := after("slurm.resume", "{}")
 	joined := resume.setup
 	resume.setup = func(ctx context.Context, t *trial) error {
@@ -157,7 +161,7 @@ func afterJoin(after func(kind, spec string) story, member func(string) func(str
 		}
 		return t.done(ctx, "slurm.drain", "reason: a story\n")
 	}
-	other := "node:\n  " + strings.ReplaceAll(strings.TrimSpace(member("mw, fast")("")), "\n", "\n  ") + "\n"
+	other := "node:\n  " + strings.ReplaceAll(strings.TrimSpace(member("mw, fast")), "\n", "\n  ") + "\n"
 	return []story{after("slurm.leave", "{}"), after("slurm.reconfigure", other), after("slurm.drain", "reason: a story\n"), resume}
 }
 

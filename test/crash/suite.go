@@ -170,9 +170,15 @@ func (s *suite) rehearse(ctx context.Context, worlds []*world) (onNodes, onServe
 // spare leaves out what another case says as well. Of stories of nodes and
 // servers, which are slow, those at points that a kind, or another such story,
 // comes by. At points that say nothing about the task all but those of one story
-// of each kind, and of no slow story where a quick one comes by the point.
+// of each kind, and of no slow story where a quick one comes by the point; nor at
+// the server's, to which a kind is a name. At the others, all but those of one slow story of each kind that goes on, and of one
+// that turns back: each further one is there for what only it comes by.
 func spare(jobs []job) (out []job) {
 	taken, quick, first := map[string]string{}, map[string]bool{}, map[string]string{}
+	toldBy := func(at, title string) string {
+		first[at] = cmp.Or(first[at], title)
+		return first[at]
+	}
 	for _, j := range jobs {
 		// What comes after a boot may come too late for a case to wait for it.
 		if !j.story.own && (!j.story.boots || j.injury.point.Spot != "apart") {
@@ -187,11 +193,15 @@ func spare(jobs []job) (out []job) {
 		}
 		mine := j.story.strikes != "" && strings.HasPrefix(name, j.story.strikes)
 		if !j.story.own && j.injury.point.mute() {
-			at := j.story.kind + " " + name
-			first[at] = cmp.Or(first[at], title)
-			if first[at] != title || j.story.slow && quick[name] {
+			if toldBy(j.story.kind+" "+name, title) != title || j.story.slow && quick[name] {
 				continue
 			}
+		}
+		if j.story.slow && quick[name] && j.injury.point.Program == server {
+			continue
+		}
+		if j.story.slow && !j.story.own && toldBy(fmt.Sprint(j.story.kind, j.story.state, name, j.injury.mode), title) != title {
+			continue
 		}
 		if !j.story.own || taken[name] == title || mine {
 			out = append(out, j)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -43,6 +44,32 @@ func TestSpareMute(t *testing.T) {
 		got = append(got, j.story.title()+" "+j.injury.point.Name)
 	}
 	want := []string{"a ack", "a plan", "a fails plan", "a fails cancel", "b ack", "s drain", "s plan"}
+	if !slices.Equal(got, want) {
+		t.Errorf("what is left is %v, want %v", got, want)
+	}
+}
+
+// Of slow stories of one kind that end alike the first is struck at each point, and
+// the others where only they come by; those that turn back are another matter.
+func TestSpareSlow(t *testing.T) {
+	made := func(variant string, back bool, at, mode string) job {
+		one := story{kind: "join", variant: variant, slow: true, state: succeeded}
+		if back {
+			one.state = failed
+		}
+		return job{one, injury{point{Name: at, Program: agent, Spot: "after"}, 1, mode}}
+	}
+	var got []string
+	for _, j := range spare([]job{
+		made("", false, "write", "kill"), made("", false, "write", "kill"), made("", false, "write", "fail"),
+		made("with packages", false, "write", "kill"), made("with packages", false, "install", "kill"),
+		made("that fails", true, "write", "kill"), made("that fails", true, "write", "fail"),
+		made("with packages, and fails", true, "write", "kill"), made("with packages, and fails", true, "install", "kill"),
+	}) {
+		got = append(got, strings.TrimSpace(j.story.variant+" "+j.injury.point.Name+" "+j.injury.mode))
+	}
+	want := []string{"write kill", "write kill", "write fail", "with packages install kill",
+		"that fails write kill", "that fails write fail", "with packages, and fails install kill"}
 	if !slices.Equal(got, want) {
 		t.Errorf("what is left is %v, want %v", got, want)
 	}

@@ -164,7 +164,10 @@ func (t *trial) run(ctx context.Context, tracing bool) (*result, error) {
 			return out, err
 		}
 	}
-	return out, t.look(ctx, out)
+	if err := t.look(ctx, out); err != nil {
+		return out, err
+	}
+	return out, t.takeBack(ctx)
 }
 
 // begin prepares the node and arms the points.
