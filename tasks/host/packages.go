@@ -9,8 +9,8 @@ import (
 
 var (
 	// ErrNoPackageManager is wrapped by the error of a package verb on a node
-	// whose packages are not those of dpkg and apt.
-	ErrNoPackageManager = errors.New("the node has no dpkg and apt")
+	// whose packages are neither those of dpkg and apt nor those of rpm and dnf.
+	ErrNoPackageManager = errors.New("the node has neither dpkg and apt nor rpm and dnf")
 	// ErrNoPackage is wrapped when no source offers a package, or not in the
 	// version that was asked for.
 	ErrNoPackage = errors.New("no source of the node offers it")
@@ -22,10 +22,24 @@ var (
 	ErrPackagesLocked = errors.New("the package database is locked")
 )
 
+// The names of package managers.
+const (
+	Apt = "apt" // with dpkg
+	DNF = "dnf" // with rpm
+)
+
+// PackageManager is what looks after a node's packages.
+type PackageManager struct {
+	Name string // Apt or DNF
+	// HoldNeeds names the package that is missing before a version can be held;
+	// empty: none is.
+	HoldNeeds string
+}
+
 // Package is a package in one version.
 type Package struct {
-	Name, Version string
-	Architecture  string // all, or the node's
+	Name, Version string // as the node's package manager writes them
+	Architecture  string // all or noarch, or the node's
 }
 
 // PackageFile is a file on the node that holds a package.
@@ -47,7 +61,8 @@ type PackageStatus struct {
 	Package
 	// State is dpkg's: installed, config-files, half-installed, unpacked,
 	// half-configured, triggers-pending ...; empty when it has nothing of the
-	// package.
+	// package. rpm has the first, and half-configured for what a transaction that
+	// was killed has left; besides there is [InstalledTwice].
 	State string
 	// Held says that somebody asked that its version stays as it is.
 	Held bool
@@ -55,6 +70,10 @@ type PackageStatus struct {
 	// version, where there was none before.
 	Ours bool
 }
+
+// InstalledTwice is the state of a package that rpm has in more than one version,
+// which a transaction that was interrupted leaves. The version names them all.
+const InstalledTwice = "installed-twice"
 
 // PackageChange is what an installation would change.
 type PackageChange struct {
@@ -66,6 +85,8 @@ type PackageChange struct {
 // PackageReader reads the package database and what the sources offer, as the
 // node last fetched their lists. It fetches nothing.
 type PackageReader interface {
+	// PackageManager returns what looks after the node's packages.
+	PackageManager(ctx context.Context) (PackageManager, error)
 	// Packages returns the status of packages, in the order of names.
 	Packages(ctx context.Context, names []string) ([]PackageStatus, error)
 	// PackageVersions returns the versions that the sources offer, newest first;

@@ -178,11 +178,19 @@ func (s *survey) checkPackages(ctx context.Context, h host.Reader, spec *slurmv1
 	if !s.coming() {
 		return nil
 	}
-	if err := s.checkPurge(ctx, h); err != nil {
+	manager, err := h.PackageManager(ctx)
+	if err != nil {
 		return err
 	}
+	key := "its package brings none" // those for rpm leave that to a program of theirs
+	if manager.Name == host.Apt {
+		if err := s.checkPurge(ctx, h); err != nil {
+			return err
+		}
+		key = "its package makes a random key, which no controller trusts"
+	}
 	if _, err := h.FindProgram(ctx, "munged"); errors.Is(err, fs.ErrNotExist) && spec.GetMungeKey() == nil {
-		return unfit("munge_key is needed: munge is not installed, and its package makes a random key, which no controller trusts; give munge_key: {name: NAME}")
+		return unfit("munge_key is needed: munge is not installed, and %s; give munge_key: {name: NAME}", key)
 	}
 	var slurmd string
 	for _, p := range installs(s.packages) {

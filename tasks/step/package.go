@@ -91,6 +91,9 @@ func observePackages(ctx context.Context, h host.Reader, names []string) ([]byte
 }
 
 func (s installPackages) Apply(ctx context.Context, h host.Host) ([]byte, error) {
+	if err := sameManager(ctx, h, s.args.GetManager()); err != nil {
+		return nil, err
+	}
 	if len(s.args.GetPackages()) > 0 {
 		if err := h.InstallPackages(ctx, packageSet(s.args.GetPackages(), s.args.GetFiles())); err != nil {
 			return nil, packageReason(err)
@@ -100,6 +103,24 @@ func (s installPackages) Apply(ctx context.Context, h host.Host) ([]byte, error)
 		return nil, nil
 	}
 	return nil, packageReason(h.HoldPackages(ctx, s.args.GetHold(), true))
+}
+
+var errOtherManager = errors.New("another package manager")
+
+// sameManager refuses a step that was planned for another package manager: names
+// and versions are not the same in both.
+func sameManager(ctx context.Context, h host.Reader, planned string) error {
+	if planned == "" {
+		planned = host.Apt
+	}
+	have, err := h.PackageManager(ctx)
+	if err != nil {
+		return err
+	}
+	if have.Name != planned {
+		return fmt.Errorf("change packages: it was planned with %s, and the node has %s now: %w", planned, have.Name, errOtherManager)
+	}
+	return nil
 }
 
 // packageReason gives the failures that a person can do something about a reason

@@ -37,15 +37,19 @@ type PackageWant struct {
 // package stands in the way: no package that is installed gets another version,
 // and none is removed.
 func PlanPackages(ctx context.Context, h host.Reader, wants []PackageWant) (tasks.Plan, error) {
-	p := packagePlanner{h: h, step: &taskv1.PackageInstallStep{}}
 	names := make([]string, len(wants))
 	for i, w := range wants {
 		names[i] = w.Name
 	}
-	have, err := h.Packages(ctx, names)
+	manager, err := h.PackageManager(ctx)
 	if errors.Is(err, host.ErrNoPackageManager) {
 		return tasks.Plan{}, fmt.Errorf("install %s: %w: %w", strings.Join(names, ", "), err, tasks.ErrPrecondition)
 	}
+	if err != nil {
+		return tasks.Plan{}, err
+	}
+	p := packagePlanner{h: h, manager: manager, step: &taskv1.PackageInstallStep{Manager: recorded(manager)}}
+	have, err := h.Packages(ctx, names)
 	if err != nil {
 		return tasks.Plan{}, err
 	}
@@ -65,8 +69,18 @@ func PlanPackages(ctx context.Context, h host.Reader, wants []PackageWant) (task
 	return tasks.Plan{Steps: []tasks.Step{InstallPackages(p.step)}, Differences: p.differences}, nil
 }
 
+// recorded is how a step names the package manager for which it was planned:
+// apt, which was the only one at first, is not named.
+func recorded(m host.PackageManager) string {
+	if m.Name == host.Apt {
+		return ""
+	}
+	return m.Name
+}
+
 type packagePlanner struct {
 	h           host.Reader
+	manager     host.PackageManager
 	set         host.PackageSet
 	step        *taskv1.PackageInstallStep
 	differences []tasks.Difference
@@ -82,7 +96,15 @@ func (p *packagePlanner) want(ctx context.Context, w PackageWant, have host.Pack
 		return fmt.Errorf("package %s: version %s is installed%s; want %s: remove it or bring it there, since no installed package is given another version: %w",
 			w.Name, have.Version, held, w.Version, tasks.ErrPrecondition)
 	}
+	if have.State == host.InstalledTwice {
+		return fmt.Errorf("package %s: it is installed in the versions %s, which an interrupted transaction has left: dnf remove --duplicates, and dnf check: %w",
+			w.Name, have.Version, tasks.ErrPrecondition)
+	}
 	if w.Hold {
+		if !have.Held && p.manager.HoldNeeds != "" {
+			return fmt.Errorf("package %s: the package %s is missing, without which no version is held: install it, or set no_hold: %w",
+				w.Name, p.manager.HoldNeeds, tasks.ErrPrecondition)
+		}
 		if !have.Held {
 			p.differ("package "+w.Name+" hold", "none", "held")
 		}
@@ -134,10 +156,12 @@ func (p *packagePlanner) file(ctx context.Context, w PackageWant) (host.Package,
 func (p *packagePlanner) offered(ctx context.Context, w PackageWant) (string, error) {
 	versions, err := p.h.PackageVersions(ctx, w.Name)
 	switch {
+	case errors.Is(err, host.ErrNoPackage): // dnf has no list of an enabled repository
+		return "", fmt.Errorf("package %s: %w: %w", w.Name, err, tasks.ErrPrecondition)
 	case err != nil:
 		return "", err
 	case len(versions) == 0:
-		return "", fmt.Errorf("package %s: %w: add its source and run apt-get update, or name a file: %w", w.Name, host.ErrNoPackage, tasks.ErrPrecondition)
+		return "", fmt.Errorf("package %s: %w: add its source and run %s, or name a file: %w", w.Name, host.ErrNoPackage, p.fetch(), tasks.ErrPrecondition)
 	case w.Version == "":
 		return versions[0], nil
 	case !slices.Contains(versions, w.Version):
@@ -145,6 +169,14 @@ func (p *packagePlanner) offered(ctx context.Context, w PackageWant) (string, er
 			strings.Join(versions, ", "), tasks.ErrPrecondition)
 	}
 	return w.Version, nil
+}
+
+// fetch is the command that fetches the lists of the sources.
+func (p *packagePlanner) fetch() string {
+	if p.manager.Name == host.DNF {
+		return "dnf makecache"
+	}
+	return "apt-get update"
 }
 
 // resolve freezes all that is installed, and refuses what would change others.
@@ -178,11 +210,15 @@ func (p *packagePlanner) resolve(ctx context.Context) error {
 // brought: what stood on the node before, or was given another version since,
 // stays. files hold some of them, for when the removal is undone.
 func PlanRemoval(ctx context.Context, h host.Reader, names []string, files []*taskv1.PackageFile, purge bool) (tasks.Plan, error) {
+	manager, err := h.PackageManager(ctx)
+	if err != nil {
+		return tasks.Plan{}, err
+	}
 	list, err := h.Packages(ctx, names)
 	if err != nil {
 		return tasks.Plan{}, err
 	}
-	args, p := &taskv1.PackageRemoveStep{Files: files, Purge: purge}, tasks.Plan{}
+	args, p := &taskv1.PackageRemoveStep{Files: files, Purge: purge, Manager: recorded(manager)}, tasks.Plan{}
 	for _, pkg := range list {
 		if !pkg.Ours {
 			continue

@@ -33,6 +33,9 @@ func (s removePackages) Observe(ctx context.Context, h host.Reader) ([]byte, err
 }
 
 func (s removePackages) Apply(ctx context.Context, h host.Host) ([]byte, error) {
+	if err := sameManager(ctx, h, s.args.GetManager()); err != nil {
+		return nil, err
+	}
 	list, err := h.Packages(ctx, pinNames(s.args.GetPackages()))
 	if err != nil {
 		return nil, err

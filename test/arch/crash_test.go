@@ -76,6 +76,8 @@ var pointless = map[string]string{
 	"agent/internal/host/systemd.StartTransient":     "its caller, package command, has the points",
 	"agent/internal/host/packages.copyFile":          "a copy that is left is made again before the next change",
 	"agent/internal/host/packages.deleteCopies":      "a copy that is left is deleted before the next change",
+	"agent/internal/host/packages.keep":              "its callers have the points",
+	"agent/internal/host/packages.unmark":            "a mark that is left is read by the next change, which does the same",
 	"agent/internal/host/packages.removePlaceholder": "an empty file that nothing runs; the next change removes it",
 	"agent/internal/host/systemd.RunTransient":       "its caller, package packages, has the points",
 

@@ -18,11 +18,15 @@ import (
 const imageSuite = "bookworm"
 
 // imagePackages are what a node has besides Debian's essential packages. The
-// storage node uses the same image: the server half of GlusterFS adds little.
+// storage node uses the same image: the server half of GlusterFS adds little. dnf
+// and rpm are there to be tested, and look after nothing.
 var imagePackages = []string{
 	"ca-certificates",
 	"containerd",
+	"createrepo-c",
 	"dbus",
+	"dnf",
+	"dnf-plugins-core",
 	"faketime",
 	"glusterfs-client",
 	"glusterfs-server",
@@ -30,6 +34,7 @@ var imagePackages = []string{
 	"iputils-ping",
 	"munge",
 	"procps",
+	"rpm",
 	"runc",
 	"s3fs",
 	"slurm-client",

@@ -93,7 +93,7 @@ func New(cfg Config) *Node {
 				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd,
 				Clock: cfg.Clock, Logger: cfg.Logger,
 			}),
-			Apt: packages.New(packages.Config{
+			Native: packages.New(packages.Config{
 				Dir: filepath.Join(cfg.StateDir, "packages"), Children: children, Units: sd,
 				Clock: cfg.Clock, Logger: cfg.Logger, LockWait: cfg.PackageLockWait,
 			}),

@@ -176,7 +176,7 @@ func TestPackagesLocked(t *testing.T) {
 	t.Cleanup(func() { must(t, n.Close(context.Background())) })
 	h := n.ForStep(taskID(t), 0)
 	purge(t, h, "mwtest-lock")
-	lock := holdLock(t)
+	lock := holdLock(t, "/var/lib/dpkg/lock-frontend")
 	err = h.InstallPackages(t.Context(), one("mwtest-lock"))
 	if !errors.Is(err, host.ErrPackagesLocked) || !strings.Contains(err.Error(), fmt.Sprintf("process %d", lock.Process.Pid)) {
 		t.Errorf("install while it is locked: %v; the lock is held by process %d", err, lock.Process.Pid)
@@ -186,13 +186,13 @@ func TestPackagesLocked(t *testing.T) {
 	must(t, h.InstallPackages(t.Context(), one("mwtest-lock")))
 }
 
-// holdLock starts another process that holds the lock, as apt does: locks of the
+// holdLock starts another process that holds the lock, as apt and rpm do: locks of the
 // same process are not in one's own way.
-func holdLock(t *testing.T) *exec.Cmd {
+func holdLock(t *testing.T, file string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
 	must(t, err)
-	c := exec.Command(exe, "hold-lock")
+	c := exec.Command(exe, "hold-lock", file)
 	out, err := c.StdoutPipe()
 	must(t, err)
 	must(t, c.Start())
@@ -204,8 +204,8 @@ func holdLock(t *testing.T) *exec.Cmd {
 }
 
 // lockMain is that process.
-func lockMain() int {
-	f, err := os.OpenFile("/var/lib/dpkg/lock-frontend", os.O_RDWR|os.O_CREATE, 0o640)
+func lockMain(file string) int {
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o640)
 	if err != nil {
 		return 1
 	}

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		case "run", "exit", "hog":
 			os.Exit(program(os.Args[1:]))
 		case "hold-lock":
-			os.Exit(lockMain())
+			os.Exit(lockMain(os.Args[2]))
 		case "probe":
 			os.Exit(child.ProbeMain(os.Args[2:], os.Stdout, os.Stderr))
 		}

@@ -35,7 +35,7 @@ type surface struct {
 	*containerd.Runtime
 	*disks.Set
 	network
-	*packages.Apt
+	*packages.Native
 	*slurm.Client
 	gpuSet
 	files   *files.Files

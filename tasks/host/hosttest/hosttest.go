@@ -64,9 +64,7 @@ func Run(t *testing.T, env Env) {
 	t.Run("container", e.containers)
 	t.Run("container that ends", e.endingContainer)
 	t.Run("image archive", e.archives)
-	t.Run("package sources", e.packageSources)
-	t.Run("packages", e.packages)
-	t.Run("package file", e.packageFile)
+	RunPackages(t, env)
 	t.Run("slurm", e.slurm)
 }
 

@@ -47,6 +47,18 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+// TestDNF puts a node with rpm and dnf to the part of the suite about packages.
+func TestDNF(t *testing.T) {
+	n := fakehost.New()
+	do(t, n, "dir /srv/test-dir\ndnf\noffer mwtest-base 1.0-1\noffer mwtest-tool 1.0-1 mwtest-base\noffer mwtest-tool 1.1-1 mwtest-base\n"+
+		"offer mwtest-rival 1.0-1 !mwtest-base\ndeb /opt/local.rpm mwtest-local 2.0-1 mwtest-base")
+	hosts := n.Hosts(nil)
+	hosttest.RunPackages(t, hosttest.Env{
+		ForStep: hosts.ForStep, Prober: hosts.Prober, Dir: "/srv/test-dir",
+		Packages: hosttest.Packages{Local: "/opt/local.rpm", Release: "-1", Erased: true},
+	})
+}
+
 // slurmOn makes the node one of a cluster.
 func slurmOn(t testing.TB, n *fakehost.Node) host.SlurmRef {
 	t.Helper()

@@ -17,7 +17,9 @@ import (
 
 // packages are those of a node: its database, and what its sources offer.
 type packages struct {
-	missing   bool // the node has no dpkg
+	missing   bool // the node has neither dpkg nor rpm
+	dnf       bool // it has rpm and dnf
+	noHold    bool // dnf's plugin that holds versions is missing
 	locked    bool // another program holds the database
 	installed map[string]pkg
 	offered   map[string][]pkg      // by name, newest first
@@ -43,6 +45,18 @@ func newPackages() packages {
 	return packages{
 		installed: map[string]pkg{}, offered: map[string][]pkg{}, brings: map[string][][]string{}, owned: map[string][]string{},
 	}
+}
+
+func (n *Node) packageManager() (host.PackageManager, error) {
+	switch {
+	case n.packages.missing:
+		return host.PackageManager{}, fmt.Errorf("look for the node's packages: %w", host.ErrNoPackageManager)
+	case n.packages.noHold:
+		return host.PackageManager{Name: host.DNF, HoldNeeds: "python3-dnf-plugin-versionlock"}, nil
+	case n.packages.dnf:
+		return host.PackageManager{Name: host.DNF}, nil
+	}
+	return host.PackageManager{Name: host.Apt}, nil
 }
 
 func (n *Node) packageStatus(names []string) ([]host.PackageStatus, error) {
@@ -77,11 +91,15 @@ func (n *Node) readPackage(path string) (pkg, host.PackageFile, error) {
 		return pkg{}, host.PackageFile{}, fmt.Errorf("package file %s: no package: %w", path, fs.ErrInvalid)
 	}
 	sum := sha256.Sum256(f.Data)
-	return newPkg(fields), host.PackageFile{Path: path, SHA256: sum[:]}, nil
+	return n.newPkg(fields), host.PackageFile{Path: path, SHA256: sum[:]}, nil
 }
 
-func newPkg(fields []string) pkg {
-	return pkg{Package: host.Package{Name: fields[0], Version: fields[1], Architecture: "amd64"}, needs: fields[2:], state: "installed"}
+func (n *Node) newPkg(fields []string) pkg {
+	arch := "amd64"
+	if n.packages.dnf {
+		arch = "x86_64"
+	}
+	return pkg{Package: host.Package{Name: fields[0], Version: fields[1], Architecture: arch}, needs: fields[2:], state: "installed"}
 }
 
 // resolve returns all that an installation of set brings, and what it changes.
@@ -96,6 +114,11 @@ func (n *Node) resolvePackages(set host.PackageSet) (map[string]pkg, host.Packag
 			return nil, host.PackageChange{}, fmt.Errorf("package file %s has another digest: %w", f.Path, fs.ErrInvalid)
 		}
 		files[p.Name] = p
+	}
+	for _, w := range set.Packages {
+		if old := n.packages.installed[w.Name]; old.state == host.InstalledTwice {
+			return nil, host.PackageChange{}, fmt.Errorf("package %s is installed in the versions %s: %w", w.Name, old.Version, host.ErrOtherPackages)
+		}
 	}
 	brought, change := map[string]pkg{}, host.PackageChange{}
 	var queue []host.Package
@@ -147,7 +170,11 @@ func (n *Node) changeable() error {
 		return fmt.Errorf("change packages: %w", host.ErrNoPackageManager)
 	}
 	if n.packages.locked {
-		return fmt.Errorf("change packages: %w by process 4711 (apt-get)", host.ErrPackagesLocked)
+		program := "apt-get"
+		if n.packages.dnf {
+			program = "dnf"
+		}
+		return fmt.Errorf("change packages: %w by process 4711 (%s)", host.ErrPackagesLocked, program)
 	}
 	return nil
 }
@@ -226,7 +253,7 @@ func (n *Node) removePackages(names []string, purge bool) error {
 			continue
 		}
 		n.unpacked(name)
-		if purge {
+		if purge || n.packages.dnf { // rpm keeps nothing of a package
 			delete(n.packages.installed, name)
 			continue
 		}
@@ -245,6 +272,9 @@ func (n *Node) holdPackages(names []string, held bool) error {
 		if !ok {
 			return fmt.Errorf("hold %s: %w", name, host.ErrNoPackage)
 		}
+		if n.packages.noHold && p.held != held {
+			return fmt.Errorf("hold %s: the plugin is missing that holds versions", name)
+		}
 		p.held = held
 		n.packages.installed[name] = p
 	}
@@ -253,7 +283,7 @@ func (n *Node) holdPackages(names []string, held bool) error {
 
 // doPackages carries out the verbs of a script that are about packages.
 func (n *Node) doPackages(verb string, a []string) error {
-	if verb != "nodpkg" && verb != "dpkglock" && len(a) < 2 {
+	if least, _ := arity(verb); least > 0 && len(a) < 2 {
 		return errors.New("want a name and a version")
 	}
 	switch verb {
@@ -261,16 +291,20 @@ func (n *Node) doPackages(verb string, a []string) error {
 		n.packages.missing = true
 	case "dpkglock":
 		n.packages.locked = true
+	case "dnf":
+		n.packages.dnf = true
+	case "noversionlock":
+		n.packages.noHold = true
 	case "offer":
-		n.packages.offered[a[0]] = append([]pkg{newPkg(a)}, n.packages.offered[a[0]]...)
+		n.packages.offered[a[0]] = append([]pkg{n.newPkg(a)}, n.packages.offered[a[0]]...)
 	case "package":
-		p := newPkg(a)
+		p := n.newPkg(a)
 		p.needs = nil
 		for _, w := range a[2:] {
 			switch w {
 			case "held":
 				p.held = true
-			case "config-files":
+			case "config-files", host.InstalledTwice:
 				p.state = w
 			default:
 				p.needs = append(p.needs, w)
@@ -300,6 +334,10 @@ func (n *Node) dumpPackages() []string {
 		lines = append(lines, line)
 	}
 	return lines
+}
+
+func (v *view) PackageManager(ctx context.Context) (host.PackageManager, error) {
+	return call(ctx, v, Op{Name: "PackageManager"}, v.n.packageManager)
 }
 
 func (v *view) Packages(ctx context.Context, names []string) ([]host.PackageStatus, error) {

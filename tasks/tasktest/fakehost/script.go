@@ -37,9 +37,10 @@ import (
 //	secret NAME VALUE               nosecrets                   owner PATH USER GROUP
 //	offer NAME VERSION [NEED|!NAME...]: a package that a source offers, the newest
 //	deb PATH NAME VERSION [NEED|!NAME...]: one in a file
-//	package NAME VERSION [held] [config-files] [NEED...]: one that is installed
+//	package NAME VERSION [held] [config-files|installed-twice] [NEED...]: one that is installed
 //	brings NAME CHANGE...: what is done on the node when a package is installed
 //	nodpkg                          dpkglock
+//	dnf: the node has rpm and dnf; before its packages          noversionlock
 //	slurm controller SERVER VERSION: a cluster, and Slurm's programs on the node
 //	slurm remote SERVER VERSION: a cluster alone
 //	slurm key CONTENT               slurm down|up|gone
@@ -103,7 +104,7 @@ func split(line string) ([]string, error) {
 // arity returns how many words a verb takes, at least and at most.
 func arity(verb string) (least, most int) {
 	switch verb {
-	case "reload", "inhibit", "nosecrets", "nodpkg", "dpkglock":
+	case "reload", "inhibit", "nosecrets", "nodpkg", "dpkglock", "dnf", "noversionlock":
 		return 0, 0
 	case "device", "program", "user", "remove", "volume", "lose", "nofs", "umount", "hang", "idle", "fs", "lies", "absent", "stale", "enable", "disable", "foreign", "die", "blank", "swap", "unassembled":
 		return 1, 1
@@ -139,7 +140,7 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doServer(verb, a)
 	case "archive", "foreign", "ends", "die":
 		return n.doContainer(verb, a)
-	case "offer", "deb", "package", "brings", "nodpkg", "dpkglock":
+	case "offer", "deb", "package", "brings", "nodpkg", "dpkglock", "dnf", "noversionlock":
 		return n.doPackages(verb, a)
 	case "slurm":
 		return n.doSlurm(a[0], a[1:])

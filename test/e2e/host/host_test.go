@@ -17,7 +17,7 @@ import (
 )
 
 // atLeast is the number of tests below which the binary has lost some.
-const atLeast = 65
+const atLeast = 71
 
 func TestOnNode(t *testing.T) {
 	testbedtest.NeedRoot(t)

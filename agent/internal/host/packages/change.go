@@ -2,9 +2,7 @@ package packages
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,34 +10,16 @@ import (
 	"time"
 
 	"github.com/gpuaas/millwright/agent/internal/crash"
-	"github.com/gpuaas/millwright/agent/internal/host/files"
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
-// change calls do for itself alone: after a unit that an earlier call started
-// has ended, no other program holds the package database, and what was
-// interrupted is finished.
-func (a *Apt) change(ctx context.Context, what string, do func() error) error {
-	select {
-	case a.turn <- struct{}{}:
-		defer func() { <-a.turn }()
-	case <-ctx.Done():
-		return fmt.Errorf("%s: %w", what, context.Cause(ctx))
-	}
-	if err := a.ready(ctx); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	if err := do(); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return nil
-}
-
-func (a *Apt) ready(ctx context.Context) error {
-	if err := a.untilEnded(ctx); err != nil {
-		return err
-	}
-	if err := a.untilUnlocked(ctx); err != nil {
+// ready waits until no other program holds the package database, and finishes
+// what one has left.
+func (a *apt) ready(ctx context.Context) error {
+	err := a.untilFree(ctx, func() (int, error) {
+		return holder(filepath.Join(a.cfg.Database, "lock-frontend"), filepath.Join(a.cfg.Database, "lock"))
+	})
+	if err != nil {
 		return err
 	}
 	return a.repair(ctx)
@@ -47,7 +27,7 @@ func (a *Apt) ready(ctx context.Context) error {
 
 // repair finishes what an interrupted dpkg left half done: until then apt does
 // nothing at all.
-func (a *Apt) repair(ctx context.Context) error {
+func (a *apt) repair(ctx context.Context) error {
 	broken, err := a.interrupted(ctx)
 	if err != nil || broken == "" {
 		return err
@@ -63,7 +43,7 @@ func (a *Apt) repair(ctx context.Context) error {
 }
 
 // interrupted says what a dpkg that was interrupted has left, or nothing.
-func (a *Apt) interrupted(ctx context.Context) (string, error) {
+func (a *apt) interrupted(ctx context.Context) (string, error) {
 	updates, err := os.ReadDir(filepath.Join(a.cfg.Database, "updates"))
 	if err != nil {
 		return "", fmt.Errorf("look for an interrupted dpkg: %w", err)
@@ -88,21 +68,25 @@ func (a *Apt) interrupted(ctx context.Context) (string, error) {
 }
 
 // InstallPackages implements host.PackageController.
-func (a *Apt) InstallPackages(ctx context.Context, set host.PackageSet) error {
-	return a.change(ctx, "install packages", func() error {
+func (a *apt) InstallPackages(ctx context.Context, set host.PackageSet) error {
+	return a.change(ctx, "install packages", a.ready, func() error {
 		missing, err := a.missing(ctx, set)
 		if err != nil || len(missing) == 0 {
 			return err
 		}
-		words, err := a.copied(ctx, set)
+		defer a.deleteCopies()
+		own, err := a.copied(set, ".deb")
 		if err != nil {
 			return err
 		}
-		defer a.deleteCopies()
+		words, err := a.arguments(ctx, own)
+		if err != nil {
+			return err
+		}
 		if err := a.allowed(ctx, set, words); err != nil {
 			return err
 		}
-		if err := a.recordBrought(ctx, missing); err != nil {
+		if err := a.recordBrought(missing); err != nil {
 			return err
 		}
 		if err := crash.Fault("host.packages.install.before"); err != nil {
@@ -117,7 +101,7 @@ func (a *Apt) InstallPackages(ctx context.Context, set host.PackageSet) error {
 }
 
 // missing returns those of set that are not installed in their versions.
-func (a *Apt) missing(ctx context.Context, set host.PackageSet) ([]host.PackageStatus, error) {
+func (a *apt) missing(ctx context.Context, set host.PackageSet) ([]host.PackageStatus, error) {
 	names := make([]string, 0, len(set.Packages))
 	for _, p := range set.Packages {
 		names = append(names, p.Name)
@@ -140,7 +124,7 @@ func (a *Apt) missing(ctx context.Context, set host.PackageSet) ([]host.PackageS
 
 // allowed refuses what would change more than set says. It asks right before the
 // change, since the sources may offer something else than when it was planned.
-func (a *Apt) allowed(ctx context.Context, set host.PackageSet, words []string) error {
+func (a *apt) allowed(ctx context.Context, set host.PackageSet, words []string) error {
 	c, err := a.simulate(ctx, "install", words)
 	if err != nil {
 		return err
@@ -158,8 +142,8 @@ func (a *Apt) allowed(ctx context.Context, set host.PackageSet, words []string) 
 
 // recordBrought makes durable which packages are about to be brought to where
 // there was none.
-func (a *Apt) recordBrought(ctx context.Context, missing []host.PackageStatus) error {
-	return a.editRecord(ctx, func(all map[string]string) {
+func (a *apt) recordBrought(missing []host.PackageStatus) error {
+	return a.editRecord(func(all map[string]string) {
 		for _, p := range missing {
 			if p.State == "" || p.State == "config-files" {
 				all[p.Name] = p.Version
@@ -168,38 +152,12 @@ func (a *Apt) recordBrought(ctx context.Context, missing []host.PackageStatus) e
 	})
 }
 
-func (a *Apt) editRecord(_ context.Context, edit func(map[string]string)) error {
-	all, err := a.brought()
-	if err != nil {
-		return err
-	}
-	was := maps.Clone(all)
-	edit(all)
-	if maps.Equal(was, all) {
-		return nil
-	}
-	b, err := json.MarshalIndent(all, "", "\t")
-	if err != nil {
-		return fmt.Errorf("serialise the record of packages: %w", err)
-	}
-	if err := crash.Fault("host.packages.record.before"); err != nil {
-		return err
-	}
-	if err := files.MakeDirs(a.cfg.Dir, 0o700); err != nil {
-		return fmt.Errorf("keep the record of packages: %w", err)
-	}
-	if err := files.Replace(a.record(), append(b, '\n'), 0o600); err != nil {
-		return fmt.Errorf("keep the record of packages: %w", err)
-	}
-	return crash.Fault("host.packages.record.after")
-}
-
 // RemovePackages implements host.PackageController.
-func (a *Apt) RemovePackages(ctx context.Context, names []string, purge bool) error {
+func (a *apt) RemovePackages(ctx context.Context, names []string, purge bool) error {
 	if err := checkAll(names); err != nil {
 		return err
 	}
-	return a.change(ctx, "remove packages "+strings.Join(names, ", "), func() error {
+	return a.change(ctx, "remove packages "+strings.Join(names, ", "), a.ready, func() error {
 		there, err := a.there(ctx, names, purge)
 		if err != nil {
 			return err
@@ -207,7 +165,7 @@ func (a *Apt) RemovePackages(ctx context.Context, names []string, purge bool) er
 		if err := a.purge(ctx, there, purge); err != nil {
 			return err
 		}
-		return a.editRecord(ctx, func(all map[string]string) {
+		return a.editRecord(func(all map[string]string) {
 			for _, n := range names {
 				delete(all, n)
 			}
@@ -216,7 +174,7 @@ func (a *Apt) RemovePackages(ctx context.Context, names []string, purge bool) er
 }
 
 // there returns those of names of which there is something to remove.
-func (a *Apt) there(ctx context.Context, names []string, purge bool) ([]string, error) {
+func (a *apt) there(ctx context.Context, names []string, purge bool) ([]string, error) {
 	list, err := a.Packages(ctx, names)
 	if err != nil {
 		return nil, err
@@ -230,7 +188,7 @@ func (a *Apt) there(ctx context.Context, names []string, purge bool) ([]string, 
 	return out, nil
 }
 
-func (a *Apt) purge(ctx context.Context, names []string, purge bool) error {
+func (a *apt) purge(ctx context.Context, names []string, purge bool) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -261,7 +219,7 @@ func (a *Apt) purge(ctx context.Context, names []string, purge bool) error {
 }
 
 // HoldPackages implements host.PackageController.
-func (a *Apt) HoldPackages(ctx context.Context, names []string, held bool) error {
+func (a *apt) HoldPackages(ctx context.Context, names []string, held bool) error {
 	if err := checkAll(names); err != nil {
 		return err
 	}
@@ -269,7 +227,7 @@ func (a *Apt) HoldPackages(ctx context.Context, names []string, held bool) error
 	if held {
 		verb = "hold"
 	}
-	return a.change(ctx, verb+" packages "+strings.Join(names, ", "), func() error {
+	return a.change(ctx, verb+" packages "+strings.Join(names, ", "), a.ready, func() error {
 		list, err := a.Packages(ctx, names)
 		if err != nil {
 			return err

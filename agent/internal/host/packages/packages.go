@@ -1,18 +1,16 @@
-// Package packages reads and changes the packages of a node through dpkg and
-// apt. What changes them runs in a unit of its own, so that it outlives the
-// agent and is found again; there is one at a time. Everything else only reads,
-// in child processes with a deadline.
+// Package packages reads and changes the packages of a node, through dpkg and
+// apt or through rpm and dnf, whichever the node has. What changes them runs in
+// a unit of its own, so that it outlives the agent and is found again; there is
+// one at a time. Everything else only reads, in child processes with a deadline.
 package packages
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -32,7 +30,7 @@ type Units interface {
 	RunTransient(ctx context.Context, name string, properties []sd.Property) error
 }
 
-// Config is what an [Apt] needs.
+// Config is what a [Native] needs.
 type Config struct {
 	// Dir is the directory for the record of what was brought, and for copies of
 	// package files. It is made when it is first needed.
@@ -50,31 +48,21 @@ type Config struct {
 	LockWait time.Duration
 	// Database is dpkg's directory; unset: /var/lib/dpkg.
 	Database string
+	// Bin is where rpm and dnf are; unset: /usr/bin.
+	Bin string
+	// Plugins is the directory with the configuration of dnf's plugins; unset:
+	// /etc/dnf/plugins.
+	Plugins string
 }
 
-// Apt implements host.PackageReader and host.PackageController. It is safe for
-// concurrent use.
-type Apt struct {
-	cfg  Config
-	turn chan struct{} // held by the one that changes packages
-}
-
-// New returns the packages of the machine. It does no I/O.
-func New(cfg Config) *Apt {
-	if cfg.LockWait == 0 {
-		cfg.LockWait = 2 * time.Minute
-	}
-	if cfg.Database == "" {
-		cfg.Database = "/var/lib/dpkg"
-	}
-	return &Apt{cfg: cfg, turn: make(chan struct{}, 1)}
-}
+// apt are the packages of a node with dpkg.
+type apt struct{ *machine }
 
 // readTime bounds one program that reads.
 const readTime = time.Minute
 
 // read runs a program that only reads.
-func (a *Apt) read(ctx context.Context, argv ...string) (child.Result, error) {
+func (a *apt) read(ctx context.Context, argv ...string) (child.Result, error) {
 	if _, err := os.Stat(a.cfg.Database); errors.Is(err, fs.ErrNotExist) {
 		return child.Result{}, fmt.Errorf("%s: %w", argv[0], host.ErrNoPackageManager)
 	}
@@ -110,8 +98,13 @@ func checkAll(names []string) error {
 	return nil
 }
 
+// PackageManager implements host.PackageReader.
+func (a *apt) PackageManager(context.Context) (host.PackageManager, error) {
+	return host.PackageManager{Name: host.Apt}, nil
+}
+
 // Packages implements host.PackageReader.
-func (a *Apt) Packages(ctx context.Context, names []string) ([]host.PackageStatus, error) {
+func (a *apt) Packages(ctx context.Context, names []string) ([]host.PackageStatus, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
@@ -169,7 +162,7 @@ func parseStatus(text string) (map[string]host.PackageStatus, error) {
 }
 
 // PackageVersions implements host.PackageReader.
-func (a *Apt) PackageVersions(ctx context.Context, name string) ([]string, error) {
+func (a *apt) PackageVersions(ctx context.Context, name string) ([]string, error) {
 	if err := check(name, ""); err != nil {
 		return nil, err
 	}
@@ -199,26 +192,6 @@ func parseMadison(text, name string) []string {
 		}
 	}
 	return out
-}
-
-// record is the file that says what was brought.
-func (a *Apt) record() string { return filepath.Join(a.cfg.Dir, "brought.json") }
-
-// brought returns the packages that were brought to where there was none, by
-// name, with their versions.
-func (a *Apt) brought() (map[string]string, error) {
-	b, err := os.ReadFile(a.record())
-	if errors.Is(err, fs.ErrNotExist) {
-		return map[string]string{}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the record of packages: %w", err)
-	}
-	out := map[string]string{}
-	if err := json.Unmarshal(b, &out); err != nil {
-		return nil, fmt.Errorf("read the record of packages %s: %w", a.record(), err)
-	}
-	return out, nil
 }
 
 // oneLine makes what a program wrote fit into an error.

@@ -100,9 +100,17 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestNoDpkg checks what a node says that has no dpkg.
-func TestNoDpkg(t *testing.T) {
-	a := New(Config{Children: child.New(child.Config{}), Database: filepath.Join(t.TempDir(), "none")})
+// TestNoManager checks what a node says that has neither dpkg nor rpm, or of rpm
+// and dnf only one.
+func TestNoManager(t *testing.T) {
+	bin := t.TempDir()
+	a := New(Config{Children: child.New(child.Config{}), Database: filepath.Join(t.TempDir(), "none"), Bin: bin})
+	if err := os.WriteFile(filepath.Join(bin, "rpm"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.PackageManager(t.Context()); !errors.Is(err, host.ErrNoPackageManager) {
+		t.Errorf("PackageManager: %v", err)
+	}
 	if _, err := a.Packages(t.Context(), []string{"munge"}); !errors.Is(err, host.ErrNoPackageManager) {
 		t.Errorf("Packages: %v", err)
 	}
@@ -114,7 +122,7 @@ func TestNoDpkg(t *testing.T) {
 // TestBadRecord checks that a record which cannot be read is an error, and never
 // taken for an empty one.
 func TestBadRecord(t *testing.T) {
-	a := New(Config{Dir: t.TempDir()})
+	a := &machine{cfg: Config{Dir: t.TempDir()}}
 	if got, err := a.brought(); err != nil || len(got) > 0 {
 		t.Errorf("no record: %v, %v", got, err)
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 // ReadPackage implements host.PackageReader.
-func (a *Apt) ReadPackage(ctx context.Context, path string) (host.Package, host.PackageFile, error) {
+func (a *apt) ReadPackage(ctx context.Context, path string) (host.Package, host.PackageFile, error) {
 	pkg, err := a.packageIn(ctx, path)
 	if err != nil {
 		return host.Package{}, host.PackageFile{}, err
@@ -30,16 +30,9 @@ func (a *Apt) ReadPackage(ctx context.Context, path string) (host.Package, host.
 	return pkg, host.PackageFile{Path: path, SHA256: sum}, nil
 }
 
-func (a *Apt) packageIn(ctx context.Context, path string) (host.Package, error) {
-	if !filepath.IsAbs(path) {
-		return host.Package{}, fmt.Errorf("package file %q: not an absolute path: %w", path, fs.ErrInvalid)
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return host.Package{}, fmt.Errorf("package file: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return host.Package{}, fmt.Errorf("package file %s: not a file: %w", path, fs.ErrInvalid)
+func (a *apt) packageIn(ctx context.Context, path string) (host.Package, error) {
+	if err := regular(path); err != nil {
+		return host.Package{}, err
 	}
 	res, err := a.read(ctx, "/usr/bin/dpkg-deb", "--field", path, "Package", "Version", "Architecture")
 	if err != nil {
@@ -63,6 +56,21 @@ func (a *Apt) packageIn(ctx context.Context, path string) (host.Package, error) 
 	return p, check(p.Name, p.Version)
 }
 
+// regular refuses what is no file that can be read.
+func regular(path string) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("package file %q: not an absolute path: %w", path, fs.ErrInvalid)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("package file: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("package file %s: not a file: %w", path, fs.ErrInvalid)
+	}
+	return nil
+}
+
 // digest copies a file and returns its SHA-256.
 func digest(path string, to io.Writer) ([]byte, error) {
 	f, err := os.Open(path)
@@ -78,15 +86,9 @@ func digest(path string, to io.Writer) ([]byte, error) {
 }
 
 // ResolvePackages implements host.PackageReader.
-func (a *Apt) ResolvePackages(ctx context.Context, set host.PackageSet) (host.PackageChange, error) {
-	for _, f := range set.Files {
-		sum, err := digest(f.Path, io.Discard)
-		if err != nil {
-			return host.PackageChange{}, err
-		}
-		if !bytes.Equal(sum, f.SHA256) {
-			return host.PackageChange{}, otherDigest(f.Path, sum, f.SHA256)
-		}
+func (a *apt) ResolvePackages(ctx context.Context, set host.PackageSet) (host.PackageChange, error) {
+	if err := checkDigests(set.Files); err != nil {
+		return host.PackageChange{}, err
 	}
 	words, err := a.arguments(ctx, set)
 	if err != nil {
@@ -95,13 +97,26 @@ func (a *Apt) ResolvePackages(ctx context.Context, set host.PackageSet) (host.Pa
 	return a.simulate(ctx, "install", words)
 }
 
+func checkDigests(list []host.PackageFile) error {
+	for _, f := range list {
+		sum, err := digest(f.Path, io.Discard)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(sum, f.SHA256) {
+			return otherDigest(f.Path, sum, f.SHA256)
+		}
+	}
+	return nil
+}
+
 func otherDigest(path string, have, want []byte) error {
 	return fmt.Errorf("package file %s has the SHA-256 %x, want %x: %w", path, have, want, fs.ErrInvalid)
 }
 
 // arguments are those of apt-get install: a file where there is one for the
 // package, else its name and version.
-func (a *Apt) arguments(ctx context.Context, set host.PackageSet) ([]string, error) {
+func (a *apt) arguments(ctx context.Context, set host.PackageSet) ([]string, error) {
 	inFile := map[string]bool{}
 	var words []string
 	for _, f := range set.Files {
@@ -129,7 +144,7 @@ func (a *Apt) arguments(ctx context.Context, set host.PackageSet) ([]string, err
 }
 
 // simulate asks apt what it would do. It changes nothing and takes no lock.
-func (a *Apt) simulate(ctx context.Context, verb string, words []string) (host.PackageChange, error) {
+func (a *apt) simulate(ctx context.Context, verb string, words []string) (host.PackageChange, error) {
 	argv := []string{"/usr/bin/apt-get", noCache, "-oDebug::NoLocking=1", "--simulate", "--yes",
 		"--no-install-recommends", "-oAPT::Get::AutomaticRemove=false", "-oAPT::Get::Show-User-Simulation-Note=false", verb, "--"}
 	res, err := a.read(ctx, append(argv, words...)...)

@@ -38,8 +38,13 @@ type execLine struct {
 	IgnoreFailure bool
 }
 
-// ExecStart returns the property of a unit that runs argv, whose first word is
-// the program's path.
-func ExecStart(argv []string) sd.Property {
-	return sd.Property{Name: "ExecStart", Value: dbus.MakeVariant([]execLine{{Path: argv[0], Args: argv}})}
+// ExecStart returns the property of a unit that runs one command after the other,
+// each as long as none has failed. The first word of a command is its program's
+// path. Only a oneshot has more than one.
+func ExecStart(commands ...[]string) sd.Property {
+	lines := make([]execLine, len(commands))
+	for i, argv := range commands {
+		lines[i] = execLine{Path: argv[0], Args: argv}
+	}
+	return sd.Property{Name: "ExecStart", Value: dbus.MakeVariant(lines)}
 }

@@ -28,7 +28,7 @@ type PackagePin struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The version.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	// all, or the architecture of the node.
+	// all or noarch, or the architecture of the node.
 	Architecture  string `protobuf:"bytes,3,opt,name=architecture,proto3" json:"architecture,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -234,7 +234,9 @@ type PackageInstallStep struct {
 	Files []*PackageFile `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"`
 	// The names of those whose version is held afterwards; they may have been
 	// installed before.
-	Hold          []string `protobuf:"bytes,3,rep,name=hold,proto3" json:"hold,omitempty"`
+	Hold []string `protobuf:"bytes,3,rep,name=hold,proto3" json:"hold,omitempty"`
+	// The package manager for which it was planned: dnf; unset: apt.
+	Manager       string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -290,6 +292,13 @@ func (x *PackageInstallStep) GetHold() []string {
 	return nil
 }
 
+func (x *PackageInstallStep) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
 // PackageRemoveStep (package.remove) removes packages that Millwright brought.
 type PackageRemoveStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -298,7 +307,9 @@ type PackageRemoveStep struct {
 	// Files that hold some of them, for when the step is undone.
 	Files []*PackageFile `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"`
 	// Whether their configuration files are removed too.
-	Purge         bool `protobuf:"varint,3,opt,name=purge,proto3" json:"purge,omitempty"`
+	Purge bool `protobuf:"varint,3,opt,name=purge,proto3" json:"purge,omitempty"`
+	// The package manager for which it was planned: dnf; unset: apt.
+	Manager       string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -354,6 +365,13 @@ func (x *PackageRemoveStep) GetPurge() bool {
 	return false
 }
 
+func (x *PackageRemoveStep) GetManager() string {
+	if x != nil {
+		return x.Manager
+	}
+	return ""
+}
+
 // PackageObserved is what a package step found before it acted.
 type PackageObserved struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -407,7 +425,7 @@ type PackageState struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The version, if there was anything of it.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	// The state in the words of dpkg; empty: nothing of it was there.
+	// The state in the words of dpkg, also where rpm has it; empty: nothing of it was there.
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// Whether its version was held.
 	Held          bool `protobuf:"varint,4,opt,name=held,proto3" json:"held,omitempty"`
@@ -491,15 +509,17 @@ const file_millwright_task_v1_package_proto_rawDesc = "" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
 	"\x04file\x18\x03 \x01(\tR\x04file\x12\x16\n" +
 	"\x06sha256\x18\x04 \x01(\tR\x06sha256\x12\x17\n" +
-	"\ano_hold\x18\x05 \x01(\bR\x06noHold\"\x9b\x01\n" +
+	"\ano_hold\x18\x05 \x01(\bR\x06noHold\"\xb5\x01\n" +
 	"\x12PackageInstallStep\x12:\n" +
 	"\bpackages\x18\x01 \x03(\v2\x1e.millwright.task.v1.PackagePinR\bpackages\x125\n" +
 	"\x05files\x18\x02 \x03(\v2\x1f.millwright.task.v1.PackageFileR\x05files\x12\x12\n" +
-	"\x04hold\x18\x03 \x03(\tR\x04hold\"\x9c\x01\n" +
+	"\x04hold\x18\x03 \x03(\tR\x04hold\x12\x18\n" +
+	"\amanager\x18\x04 \x01(\tR\amanager\"\xb6\x01\n" +
 	"\x11PackageRemoveStep\x12:\n" +
 	"\bpackages\x18\x01 \x03(\v2\x1e.millwright.task.v1.PackagePinR\bpackages\x125\n" +
 	"\x05files\x18\x02 \x03(\v2\x1f.millwright.task.v1.PackageFileR\x05files\x12\x14\n" +
-	"\x05purge\x18\x03 \x01(\bR\x05purge\"O\n" +
+	"\x05purge\x18\x03 \x01(\bR\x05purge\x12\x18\n" +
+	"\amanager\x18\x04 \x01(\tR\amanager\"O\n" +
 	"\x0fPackageObserved\x12<\n" +
 	"\bpackages\x18\x01 \x03(\v2 .millwright.task.v1.PackageStateR\bpackages\"f\n" +
 	"\fPackageState\x12\x12\n" +
