@@ -1,28 +1,29 @@
-package mig
+// Package selector finds the GPUs that a spec names, and says what is wrong with a
+// selector. All kinds that name GPUs share it.
+package selector
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	migv1 "github.com/gpuaas/millwright/proto/millwright/mig/v1"
+	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
-// meant returns the GPUs that a selector names. One that it names and the node
-// does not have is an error: it may have been replaced.
-func meant(list []host.GPU, sel *migv1.GpuSelector) ([]host.GPU, error) {
+// Meant returns the GPUs that a selector names. One that it names and the node
+// does not have is an error that refuses the task: it may have been replaced.
+func Meant(list []host.GPU, sel *migv1.GpuSelector) ([]host.GPU, error) {
 	for _, u := range sel.GetUuids() {
 		if !slices.ContainsFunc(list, func(g host.GPU) bool { return g.UUID == u }) {
-			return nil, unfit("the node has no GPU %s (any more): it has %s", u, names(list))
+			return nil, unfit("the node has no GPU %s (any more): it has %s", u, Names(list))
 		}
 	}
 	for _, p := range sel.GetPciBusIds() {
 		if !slices.ContainsFunc(list, func(g host.GPU) bool { return g.PCI == pci(p) }) {
-			return nil, unfit("the node has no GPU at %s: it has %s", p, names(list))
+			return nil, unfit("the node has no GPU at %s: it has %s", p, Names(list))
 		}
 	}
 	var out []host.GPU
@@ -35,14 +36,14 @@ func meant(list []host.GPU, sel *migv1.GpuSelector) ([]host.GPU, error) {
 		var by []host.GPU
 		for _, i := range sel.GetIndices() {
 			if int(i) >= len(out) {
-				return nil, unfit("there is no GPU %d of those that the selector names, which are %d: the node has %s", i, len(out), names(list))
+				return nil, unfit("there is no GPU %d of those that the selector names, which are %d: the node has %s", i, len(out), Names(list))
 			}
 			by = append(by, out[i])
 		}
 		out = by
 	}
 	if len(out) == 0 {
-		return nil, unfit("the selector names no GPU of the node, which has %s", names(list))
+		return nil, unfit("the selector names no GPU of the node, which has %s", Names(list))
 	}
 	return out, nil
 }
@@ -101,7 +102,8 @@ func deviceID(s string) (uint32, error) {
 	return uint32(id), err
 }
 
-func names(list []host.GPU) string {
+// Names lists GPUs for people.
+func Names(list []host.GPU) string {
 	if len(list) == 0 {
 		return "none"
 	}
@@ -116,31 +118,7 @@ func names(list []host.GPU) string {
 	return strings.Join(out, "; ")
 }
 
-// states reads the GPUs of one entry. Of all GPUs, those without MIG are left out;
-// a GPU that is named has to know it. Nothing is left out because it is broken.
-func states(ctx context.Context, h host.Reader, list []host.GPU, l *migv1.GpuLayout) ([]host.GPUState, error) {
-	chosen, err := meant(list, l.GetSelect())
-	if err != nil {
-		return nil, err
-	}
-	var out []host.GPUState
-	for _, g := range chosen {
-		if g.Problem != "" || g.UUID == "" {
-			return nil, unfit("GPU %d (%s at %s) does not answer, and nothing is done to the others: %s", g.Index, g.UUID, g.PCI, g.Problem)
-		}
-		st, err := h.GPUState(ctx, g.UUID)
-		switch {
-		case errors.Is(err, host.ErrGPULost), errors.Is(err, host.ErrGPUUnknown):
-			return nil, unfit("GPU %d (%s) cannot be read, and nothing is done to the others: %w", g.Index, g.UUID, err)
-		case err != nil:
-			return nil, err
-		case st.Capable:
-			out = append(out, st)
-		case l.GetOff() || l.GetSelect().GetAll() && len(l.GetSelect().GetIndices()) == 0:
-			// It has no MIG, and so none is on.
-		default:
-			return nil, unfit("GPU %d (%s, %s) has no MIG", g.Index, g.Name, g.UUID)
-		}
-	}
-	return out, nil
+// unfit returns an error that refuses the task.
+func unfit(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", fmt.Errorf(format, args...), tasks.ErrPrecondition)
 }
