@@ -1,6 +1,11 @@
 package agent
 
 import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	"github.com/gpuaas/millwright/agent/internal/executor"
 	"github.com/gpuaas/millwright/agent/internal/gpu"
@@ -8,8 +13,11 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/health/xid"
 	"github.com/gpuaas/millwright/agent/internal/session"
 	"github.com/gpuaas/millwright/agent/internal/state"
+	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
 	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
+	"github.com/gpuaas/millwright/tasks/host"
+	"github.com/gpuaas/millwright/tasks/mig"
 )
 
 // watchGPUs makes the monitor of the GPUs; none with gpu.mode off.
@@ -29,6 +37,51 @@ func (n *node) watchGPUs() error {
 		Period: n.cfg.GPUPeriod, SlowPeriod: n.cfg.GPUSlowPeriod, Expected: n.cfg.GPUExpected, KernelLog: n.cfg.KernelLog,
 	})
 	return nil
+}
+
+// gpuConditions is how tasks learn what the health rules say; nil with gpu.mode
+// off.
+func (n *node) gpuConditions() func(ctx context.Context) ([]*healthv1.Condition, error) {
+	if n.cfg.GPUMode == gpu.Off {
+		return nil
+	}
+	return func(ctx context.Context) ([]*healthv1.Condition, error) { return n.monitor.Look(ctx) }
+}
+
+// gpuIntents says of each intent in force that lays GPUs out whether it holds, by
+// the word of its own kind.
+func (n *node) gpuIntents(ctx context.Context) ([]host.GPUIntent, error) {
+	var leaves []*taskv1.TaskLeaf
+	var out []host.GPUIntent
+	err := n.store.View(func(tx *state.Tx) error {
+		return tx.Intents(func(in *agentv1.IntentRecord) error {
+			leaf := &taskv1.TaskLeaf{}
+			if err := proto.Unmarshal(in.GetSignedLeaf().GetLeaf(), leaf); err != nil {
+				return fmt.Errorf("decode the leaf of intent %s: %w", in.GetKey(), err)
+			}
+			if in.GetState() == taskv1.IntentState_INTENT_STATE_ACTIVE && leaf.GetKind() == mig.ConfigureInfo().Kind {
+				leaves, out = append(leaves, leaf), append(out, host.GPUIntent{Key: in.GetKey()})
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i, leaf := range leaves {
+		kind, err := n.cfg.Registry.Kind(leaf.GetKind())
+		if err != nil {
+			return nil, err
+		}
+		spec, err := kind.DecodeSpec(leaf.GetRevision(), leaf.GetSpec())
+		if err == nil {
+			err = kind.Verify(ctx, n.hosts.Prober(), spec)
+		}
+		if err != nil {
+			out[i].Problem = err.Error()
+		}
+	}
+	return out, nil
 }
 
 // reports is what the session says of the GPUs; nil for nothing.

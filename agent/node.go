@@ -73,7 +73,7 @@ func (a *Agent) work(ctx context.Context, e *enrol.Enrolment, joined bool) (err 
 	n.courier = courier.New(n.signedID)
 	n.machine = nodehost.New(nodehost.Config{
 		StateDir: a.cfg.StateDir, Executable: a.cfg.Executable, Clock: a.cfg.Clock, Logger: a.log.With("component", "host"), Secrets: n.courier,
-		GPUProgram: a.gpuProgram(), GPULibrary: a.cfg.GPULibrary, QuietGPUs: a.gpu.Quiesce,
+		GPUProgram: a.gpuProgram(), GPULibrary: a.cfg.GPULibrary, QuietGPUs: a.gpu.Quiesce, GPUConditions: n.gpuConditions(), GPUIntents: n.gpuIntents,
 	})
 	defer func() { err = errors.Join(err, n.close(ctx)) }()
 	n.hosts = a.cfg.Hosts

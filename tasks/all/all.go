@@ -4,6 +4,7 @@ package all
 import (
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/container"
+	"github.com/gpuaas/millwright/tasks/gpu"
 	"github.com/gpuaas/millwright/tasks/mig"
 	"github.com/gpuaas/millwright/tasks/secret"
 	"github.com/gpuaas/millwright/tasks/slurm"
@@ -20,6 +21,8 @@ func Registry() *tasks.Registry {
 	r.AddAsker(slurm.Asker{})
 	tasks.Add(r, container.RunInfo(), container.Run{})
 	tasks.Add(r, container.StopInfo(), container.Stop{})
+	tasks.Add(r, gpu.DiagnoseInfo(), gpu.Diagnose{})
+	tasks.Add(r, gpu.ResetInfo(), gpu.Reset{})
 	tasks.Add(r, mig.ConfigureInfo(), mig.Configure{})
 	tasks.Add(r, secret.PlaceInfo(), secret.Place{})
 	tasks.Add(r, secret.RemoveInfo(), secret.Remove{})

@@ -422,6 +422,10 @@ type Commander interface {
 	// [ErrStop] as its cause, the command is stopped and its outcome returned;
 	// when ctx ends otherwise it is left running, to be found again.
 	RunCommand(ctx context.Context, c Command) (Outcome, error)
+	// CommandOutput returns what the step's command wrote to its standard output, at
+	// most 1 MiB from its beginning. It is asked for once RunCommand has returned an
+	// outcome.
+	CommandOutput(ctx context.Context) ([]byte, error)
 }
 
 // ErrStop is the cause of a context that ends because the command in it is to
@@ -443,6 +447,12 @@ type Controllers interface {
 	SlurmChanger
 }
 
+// Once does what belongs to one step and must not be done twice.
+type Once interface {
+	Commander
+	GPUResetter
+}
+
 // Host changes a node.
 type Host interface {
 	Prober
@@ -450,6 +460,6 @@ type Host interface {
 	Controllers
 	SecretWriter
 	DeviceWriter
-	Commander
+	Once
 	Rebooter
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 )
 
 // What the driver says of a GPU that it will not change or cannot be asked. The
@@ -269,6 +270,27 @@ type CDISpec struct {
 	Current bool
 }
 
+// GPUReset is how the one run of nvidia-smi for a step ended.
+type GPUReset struct {
+	Outcome
+	// Said is what it wrote, on one line.
+	Said string
+	// Some says that it has reset one GPU at least, by its own word.
+	Some bool
+}
+
+// GPUResetter resets GPUs for the step for which the executor made this host.
+type GPUResetter interface {
+	// ResetGPUsOnce is ResetGPUs for a step that must not be carried out twice: it
+	// starts nvidia-smi if it never was for this step, or finds it again, and waits
+	// for its end; after timeout that is stopped. The error wraps
+	// [ErrOutcomeUnknown] and [ErrNotStarted] as that of [Commander.RunCommand]
+	// does, and one of this file where nvidia-smi said no. A ctx that ends with
+	// [ErrStop] as its cause keeps it from its start and does not cut it off: half a
+	// reset is nobody's wish.
+	ResetGPUsOnce(ctx context.Context, uuids []string, timeout time.Duration) (GPUReset, error)
+}
+
 // CDIReader reads the CDI specification.
 type CDIReader interface {
 	// CDI compares the specification with the GPUs.
@@ -281,6 +303,7 @@ type CDIReader interface {
 // DeviceReader looks at GPUs and at what containers can have of them.
 type DeviceReader interface {
 	GPUReader
+	GPUHealthReader
 	CDIReader
 }
 

@@ -17,7 +17,7 @@ import (
 
 // ownerDir has a file for each GPU that a task gave a layout: the intent that it
 // belongs to. A boot does not take it away.
-const ownerDir = "/etc/millwright/mig"
+const ownerDir = step.MIGOwnerDir
 
 // aim is a GPU with what it has and what it is to have.
 type aim struct {

@@ -14,6 +14,10 @@ import (
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
+// MIGOwnerDir has a file for each GPU whose layout belongs to an intent, with the
+// intent's key.
+const MIGOwnerDir = "/etc/millwright/mig"
+
 // MIGLayout is what stands on a GPU.
 func MIGLayout(st host.GPUState) *migv1.Layout {
 	out := &migv1.Layout{Enabled: st.Enabled}

@@ -36,10 +36,11 @@ type changeMIG struct {
 }
 
 // InspectMIG returns the step that sees that a GPU still has no more than it had
-// when the plan was made: jobs may have been waited for since.
+// when the plan was made: jobs may have been waited for since. One that restores
+// makes it again when it is undone.
 func InspectMIG(args *migv1.MigInspectStep) tasks.Step {
 	return changeMIG{
-		args: args, change: args.GetChange(), apply: inspectMIG, looks: true,
+		args: args, change: args.GetChange(), apply: inspectMIG, looks: !args.GetRestores(),
 		check: func(context.Context, host.Reader, *migv1.MigChange) error { return nil },
 	}
 }

@@ -38,9 +38,10 @@ func Register(r *tasks.Registry) {
 	}
 	tasks.AddStep(r, checked("package.install"), InstallPackages)
 	tasks.AddStep(r, checked("package.remove"), RemovePackages)
-	tasks.AddStep(r, tasks.StepInfo{
-		Type: "command.run", Revision: 1, Effect: taskv1.Effect_EFFECT_AT_MOST_ONCE,
-	}, RunCommand)
+	once := func(name string) tasks.StepInfo {
+		return tasks.StepInfo{Type: name, Revision: 1, Effect: taskv1.Effect_EFFECT_AT_MOST_ONCE}
+	}
+	tasks.AddStep(r, once("command.run"), RunCommand)
 	tasks.AddStep(r, idempotent("slurm.munge"), Munge)
 	tasks.AddStep(r, idempotent("slurm.stop"), StopSlurmd)
 	tasks.AddStep(r, idempotent("slurm.start"), StartSlurmd)
@@ -49,6 +50,10 @@ func Register(r *tasks.Registry) {
 	tasks.AddStep(r, idempotent("slurm.return"), ReturnSlurm)
 	tasks.AddStep(r, idempotent("gpu.quiesce"), QuiesceGPU)
 	tasks.AddStep(r, idempotent("gpu.publish"), PublishGPU)
+	tasks.AddStep(r, idempotent("gpu.persistence"), PersistGPU)
+	tasks.AddStep(r, once("gpu.reset"), ResetGPU)
+	tasks.AddStep(r, idempotent("gpu.check"), CheckGPUs)
+	tasks.AddStep(r, once("gpu.dcgm"), RunDCGM)
 	tasks.AddStep(r, idempotent("mig.inspect"), InspectMIG)
 	tasks.AddStep(r, idempotent("mig.clear"), ClearMIG)
 	tasks.AddStep(r, idempotent("mig.mode"), SetMIGMode)

@@ -40,6 +40,7 @@ type stepRecord struct {
 	phase       taskv1.StepPhase
 	before, out []byte
 	unsure      bool
+	earlier     bool // it was applied in an earlier life of the process
 }
 
 func (r *reference) save(p *tasktest.Process, id string, rec *record) error {
@@ -57,6 +58,9 @@ func (r *reference) Run(ctx context.Context, p *tasktest.Process, t tasktest.Tas
 	if stored, ok := r.records[t.ID]; ok {
 		c := *stored
 		c.steps = append([]stepRecord(nil), stored.steps...)
+		for i := range c.steps {
+			c.steps[i].earlier = c.steps[i].phase == taskv1.StepPhase_STEP_PHASE_APPLIED
+		}
 		rec = &c
 	}
 	if rec.done {
@@ -139,6 +143,10 @@ func (r *reference) forward(ctx context.Context, p *tasktest.Process, t tasktest
 				sr.unsure = err != nil
 			default:
 				err = s.Verify(ctx, h)
+				if sr.earlier && errors.Is(err, tasks.ErrNotSatisfied) && rec.plan.GetSteps()[i].GetEffect() == taskv1.Effect_EFFECT_IDEMPOTENT {
+					sr.phase, sr.earlier = taskv1.StepPhase_STEP_PHASE_OBSERVED, false // a reboot has undone it
+					continue
+				}
 			}
 			if reason := (*tasks.ReasonError)(nil); errors.As(err, &reason) && reason.Unchanged {
 				sr.phase, sr.unsure = taskv1.StepPhase_STEP_PHASE_UNSPECIFIED, false

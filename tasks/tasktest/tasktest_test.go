@@ -11,7 +11,7 @@ import (
 var _ = flag.Bool(tasktest.Update, false, "write golden files")
 
 // dirs hold the cases of all kinds.
-var dirs = []string{"../container/testdata", "../mig/testdata", "../secret/testdata", "../slurm/testdata", "../storage/testdata", "../system/testdata"}
+var dirs = []string{"../container/testdata", "../gpu/testdata", "../mig/testdata", "../secret/testdata", "../slurm/testdata", "../storage/testdata", "../system/testdata"}
 
 func load(t *testing.T) []tasktest.Case {
 	t.Helper()

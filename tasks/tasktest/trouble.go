@@ -114,6 +114,9 @@ func (s suite) crash(ctx context.Context, reboot bool, tr trouble) error {
 		}
 		if s.kind().Class == tasks.Action {
 			err = s.actionEnd(o, n, clean)
+			if reboot && o.State == succeeded && want.reachable && clean.State != succeeded {
+				err = once(n) // what stood in its way is gone with the reboot
+			}
 		} else {
 			err = s.end(o, n, want)
 		}
@@ -139,10 +142,7 @@ func reboots(p *taskv1.Plan) bool {
 func (s suite) failures(ctx context.Context) error {
 	return s.eachFailure(ctx, trouble{}, func(_ trouble, o Outcome, n *fakehost.Node, want ends, clean Outcome) error {
 		if s.kind().Class == tasks.Action {
-			if effects := n.Started() + n.Reboots(); effects > 1 {
-				return fmt.Errorf("it happened %d times", effects)
-			}
-			return nil
+			return once(n)
 		}
 		// When the task fails anyway, this failure may hit its undo.
 		if o.State == held && clean.State == failed {
@@ -216,11 +216,19 @@ func (s suite) end(o Outcome, n *fakehost.Node, want ends) error {
 	return fmt.Errorf("ended %s%s\nand the node is\n%s\nIt was\n%s\nthe spec is\n%s", renderOutcome(o), o.Message, got, want.was, want.spec)
 }
 
+// once checks that the effect of an action happened at most once.
+func once(n *fakehost.Node) error {
+	if effects := n.Started() + n.Reboots(); effects > 1 {
+		return fmt.Errorf("it happened %d times: %s", effects, n.Dump())
+	}
+	return nil
+}
+
 // actionEnd checks that the effect of an action happened at most once, and that
 // its outcome is the one of a run without trouble, or held.
 func (s suite) actionEnd(o Outcome, n *fakehost.Node, clean Outcome) error {
-	if effects := n.Started() + n.Reboots(); effects > 1 {
-		return fmt.Errorf("it happened %d times: %s", effects, n.Dump())
+	if err := once(n); err != nil {
+		return err
 	}
 	if o.State == held {
 		return nil

@@ -58,6 +58,7 @@ var pointless = map[string]string{
 	"agent/internal/host/containerd.clear":           "it removes what has no container; a death leaves it to the next try",
 	"agent/internal/host/containerd.clearLost":       "it ends what has no container; a death leaves it to the next try",
 	"agent/internal/host/gpus.Change":                "it removes the answer of an earlier change, which nobody reads; its callers have the points",
+	"agent/internal/host/gpus.Mark":                  "a name for a unit that was not started names one that does not run; its caller has the points",
 	"agent/internal/host/systemd.Reboot":             "executor.step.apply and the reboot itself are around it; tasktest kills on both sides",
 	"agent/internal/host/command.Delete":             "its caller, package output, has the points",
 	"agent/internal/host/command.stopUnit":           "its caller has the points",

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/test/fakenvml"
 )
 
@@ -37,8 +38,75 @@ func migs() []story {
 		}
 		return t.done(ctx, "mig.configure", layout("{profile: 2g.20gb, count: 1}, {profile: 3g.40gb, count: 1}"))
 	}
-	return []story{first, again}
+	return append([]story{first, again}, gpuKinds()...)
 }
+
+// gpuKinds are gpu.reset of a GPU with a MIG layout, in persistence mode, and
+// gpu.diagnose with a stand-in for dcgmi.
+func gpuKinds() []story {
+	reset := story{
+		kind: "gpu.reset", action: true, state: succeeded, prepare: func(string) string { return "true" },
+		spec:  func(string) string { return "select: {all: true}\nwhen: RESET_WHEN_FORCE\n" },
+		facts: func(string) string { return resetFacts },
+		setup: func(ctx context.Context, t *trial) error {
+			return partition(ctx, t, "H100", countResets+"; fakenvml-state set 0 persistence=1 mig_current=1 mig_pending=1")
+		},
+	}
+	reset.create = func(ctx context.Context, t *trial) (string, error) {
+		return created(t.operator(ctx, t.story.spec(t.label), "task", "run", "gpu.reset", "-n", t.node.Name(), "-f", "-", "-o", "json",
+			"--allow-impact", "gpu-reset", "--request-id", uuid.NewString()))
+	}
+	diagnose := story{
+		kind: "gpu.diagnose", action: true, state: succeeded, prepare: func(string) string { return "true" },
+		spec:  func(string) string { return "dcgm_level: 1\n" },
+		facts: func(string) string { return "echo runs=$(cat /run/fakenvml/runs 2>/dev/null | wc -l)" },
+		setup: func(ctx context.Context, t *trial) error { return partition(ctx, t, "H100", standInDCGM) },
+	}
+	reset.ways, diagnose.ways = resetWays, diagnoseWays
+	return []story{reset, diagnose}
+}
+
+// resetWays: a reset that did not begin is undone, one of which nothing is known is
+// held, and one that was made is not undone when something fails afterwards.
+func resetWays(i injury, clean end) []end {
+	switch {
+	case i.point.Program == shim && i.point.Spot == "unstarted":
+		return []end{{state: failed, reason: "GPU_RESET", undo: []taskv1.UndoState{complete}, runs: []int{0}}}
+	case i.point.Program == shim && i.point.Spot == "unknown":
+		return []end{{state: held, reason: "OUTCOME_UNKNOWN", runs: []int{0, 1}}}
+	case i.mode == "fail":
+		return []end{
+			clean, {state: failed, undo: []taskv1.UndoState{complete, notNeeded}, runs: []int{0}},
+			{state: failed, undo: []taskv1.UndoState{complete, notPossible}, runs: []int{1}},
+		}
+	}
+	return []end{clean}
+}
+
+// diagnoseWays: what became of dcgmi is found, and never run again.
+func diagnoseWays(i injury, clean end) []end {
+	clean.runs = []int{1}
+	switch {
+	case i.point.Program == shim && i.point.Spot == "unstarted":
+		clean.runs = []int{0}
+	case i.point.Program == shim && i.point.Spot == "unknown":
+		clean.runs = []int{0, 1}
+	case i.mode == "fail":
+		clean.runs = []int{0, 1}
+		return []end{clean, {state: failed, runs: []int{0, 1}}}
+	}
+	return []end{clean}
+}
+
+const (
+	// countResets notes each run of nvidia-smi that resets.
+	countResets = `; printf '#!/bin/sh\ncase "$*" in *--gpu-reset*) echo run >> /run/fakenvml/runs;; esac\nexec /usr/local/bin/nvidia-smi "$@"\n' > /usr/local/sbin/nvidia-smi; chmod 755 /usr/local/sbin/nvidia-smi`
+	// standInDCGM says that all is well, and notes each run.
+	standInDCGM = `; printf '#!/bin/sh\necho run >> /run/fakenvml/runs\necho %s\n' "'{\"DCGM Diagnostic\":{\"test_categories\":[{\"tests\":[{\"name\":\"software\",\"results\":[{\"entity_group\":\"GPU\",\"entity_id\":0,\"status\":\"Pass\"}]}]}]}}'" > /usr/local/bin/dcgmi; chmod 755 /usr/local/bin/dcgmi`
+	// resetFacts tell how often it was reset. What a reset takes with it is told by
+	// the story of its kind in test/e2e.
+	resetFacts = `echo runs=$(cat /run/fakenvml/runs 2>/dev/null | wc -l)`
+)
 
 // partition gives the node one fresh GPU, and nothing of an earlier trial. The
 // script and is run once the GPU is there.

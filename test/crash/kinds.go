@@ -49,6 +49,9 @@ type story struct {
 	// strikes begins the names of points that are struck in it although another
 	// story comes by them, and although it has a server of its own.
 	strikes string
+	// ways are the right ways to end after an injury, where the model of the class
+	// is not the whole of it; clean is how it ends without one.
+	ways func(i injury, clean end) []end
 	// loses ends the facts of a node before it that an undo may not bring back: a
 	// mount whose connection to its daemon was ended and that is still in use
 	// cannot be mounted again.

@@ -54,6 +54,9 @@ func ends(s story, i *injury, order map[string]int) []end {
 	if i == nil {
 		return []end{clean}
 	}
+	if s.ways != nil {
+		return s.ways(*i, clean)
+	}
 	notStarted := end{state: failed, reason: "COMMAND_NOT_STARTED", undo: []taskv1.UndoState{notNeeded}, runs: []int{0}}
 	switch {
 	case i.point.Program == shim && i.point.Spot == "unstarted" && s.first != "":

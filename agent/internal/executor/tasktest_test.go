@@ -20,7 +20,7 @@ import (
 // journal: a crash before and after each journal write and host change, and a
 // failure of each host call.
 func TestKinds(t *testing.T) {
-	for _, dir := range []string{"container", "mig", "secret", "slurm", "storage", "system"} {
+	for _, dir := range []string{"container", "gpu", "mig", "secret", "slurm", "storage", "system"} {
 		t.Run(dir, func(t *testing.T) {
 			cases, err := tasktest.Load(all.Registry(), "../../../tasks/"+dir+"/testdata")
 			if err != nil {

@@ -237,3 +237,40 @@ func resident(t *testing.T, pid int) (kib int) {
 	}
 	return kib
 }
+
+// TestLook: a look has all values read anew, long before it is time, and of a driver
+// that hangs nothing is told as well.
+func TestLook(t *testing.T) {
+	b := newBench(t, fakenvml.Variant{}, func(c *health.Config) { c.SlowPeriod = time.Hour }, "H100")
+	b.looked()
+	of := func(code string) *healthv1.Condition {
+		t.Helper()
+		list, err := b.Look(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list {
+			if c.GetCode() == code {
+				return c
+			}
+		}
+		t.Fatalf("no %s in %v", code, list)
+		return nil
+	}
+	if c := of("gpu.pcie_width"); c.GetState() != ok {
+		t.Errorf("at first: %v", c)
+	}
+	if err := b.Node.Set(t.Context(), 0, "pcie_width=8"); err != nil {
+		t.Fatal(err)
+	}
+	if c := of("gpu.pcie_width"); c.GetState() != raised {
+		t.Errorf("a narrow link: %v", c)
+	}
+	if err := b.Faults(fakenvml.Fault{Call: "nvmlDeviceGetTemperature", Hang: true}); err != nil {
+		t.Fatal(err)
+	}
+	b.await("the driver hangs", func(r *healthv1.HealthReport) bool { return find(r, "node.driver_unresponsive").GetState() == raised })
+	if c := of("gpu.pcie_width"); c.GetState() != stale {
+		t.Errorf("while the driver hangs: %v", c)
+	}
+}

@@ -86,7 +86,8 @@ type engine struct {
 	inventory  *gpuv1.Inventory
 	sample     *gpuv1.Sample
 	sampled    time.Duration
-	most       int // the most GPUs that were there
+	wholly     time.Duration // when all values were read last
+	most       int           // the most GPUs that were there
 	roster     roster
 	cursor     Cursor
 	version    uint64 // rises whenever a whole report has something new
@@ -178,6 +179,9 @@ const reasonReplaced = "GPU_REPLACED"
 // takeSample judges all rules by a sample.
 func (e *engine) takeSample(s *gpuv1.Sample, t moment) {
 	e.sample, e.sampled = s, t.boot
+	if s.GetTier() == gpuv1.Tier_TIER_SLOW {
+		e.wholly = t.boot
+	}
 	if s.Count != nil {
 		e.count(int(s.GetCount()), t)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/millwright/agent/internal/clock"
 	"github.com/gpuaas/millwright/agent/internal/health/kernel"
@@ -65,6 +66,7 @@ type Monitor struct {
 	cfg  Config
 	in   chan input
 	kick chan struct{} // holds a token: look at the GPUs at once
+	full chan struct{} // holds a token: and at all of them
 
 	mu      sync.Mutex
 	engine  *engine       // guarded by mu
@@ -79,7 +81,7 @@ type input func(e *engine, t moment) (look bool)
 
 // New returns a Monitor that does nothing until Run.
 func New(cfg Config) *Monitor {
-	return &Monitor{cfg: cfg, in: make(chan input, 64), kick: make(chan struct{}, 1), engine: newEngine(cfg), changed: make(chan struct{})}
+	return &Monitor{cfg: cfg, in: make(chan input, 64), kick: make(chan struct{}, 1), full: make(chan struct{}, 1), engine: newEngine(cfg), changed: make(chan struct{})}
 }
 
 // Run looks after the GPUs until ctx ends, and returns nil then. It has its
@@ -208,6 +210,67 @@ func (m *Monitor) Report(whole bool) *healthv1.HealthReport {
 	r := m.engine.report(whole, m.number, t)
 	r.KernelLinesLost = m.lost
 	return r
+}
+
+// lookPatience is how long Look waits for a sample.
+const lookPatience = 45 * time.Second
+
+// Look has all values of the GPUs read anew, and returns the conditions that follow,
+// by key. While the driver cannot be asked, or does not answer in time, they are
+// as they were, and those that were not looked at are stale. The caller may keep
+// them.
+func (m *Monitor) Look(ctx context.Context) ([]*healthv1.Condition, error) {
+	limited, done := context.WithTimeout(ctx, lookPatience)
+	defer done()
+	begun := m.cfg.Clock.Boot()
+	for _, c := range []chan struct{}{m.full, m.kick} {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+	for {
+		changed := m.Changed()
+		list, fresh := m.conditions(begun)
+		if fresh {
+			return list, nil
+		}
+		select {
+		case <-changed:
+		case <-limited.Done():
+			if ctx.Err() != nil {
+				return nil, context.Cause(ctx)
+			}
+			return outdated(list), nil
+		}
+	}
+}
+
+// conditions are those that are, and whether all values were read since a time, or
+// are known not to be had.
+func (m *Monitor) conditions(since time.Duration) (list []*healthv1.Condition, fresh bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.engine.all() {
+		list = append(list, proto.CloneOf(c.now))
+	}
+	switch m.engine.driver.GetState() {
+	case gpuv1.DriverState_DRIVER_STATE_OK, gpuv1.DriverState_DRIVER_STATE_STARTING, gpuv1.DriverState_DRIVER_STATE_QUIESCED,
+		gpuv1.DriverState_DRIVER_STATE_NO_ANSWER_YET, gpuv1.DriverState_DRIVER_STATE_UNSPECIFIED:
+		return list, m.engine.wholly > since
+	default:
+		return list, true
+	}
+}
+
+// outdated says of conditions that they were not looked at.
+func outdated(list []*healthv1.Condition) []*healthv1.Condition {
+	for _, c := range list {
+		if c.GetState() == ok || c.GetState() == unknown {
+			c.State, c.Reason, c.Message = stale, "NO_SAMPLE", "the driver did not answer in time; last known: "+word(c.GetState())
+		}
+	}
+	return list
 }
 
 // Ready is whether work that needs the GPUs should come; nil where there are

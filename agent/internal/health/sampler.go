@@ -41,7 +41,7 @@ func (m *Monitor) asks(ctx context.Context) {
 			m.readInventory(ctx, &last, st.GetStarts())
 		}
 		tier := gpuv1.Tier_TIER_FAST
-		if last.slow == 0 || begun-last.slow >= m.cfg.SlowPeriod {
+		if last.slow == 0 || begun-last.slow >= m.cfg.SlowPeriod || m.wanted() {
 			tier = gpuv1.Tier_TIER_SLOW
 		}
 		if s, err := m.cfg.Driver.Sample(ctx, tier); err == nil {
@@ -58,6 +58,16 @@ func (m *Monitor) asks(ctx context.Context) {
 			m.give(ctx, func(e *engine, t moment) bool { e.takeSample(s, t); return false })
 		}
 		m.pause(ctx, changed, m.cfg.Period-(m.cfg.Clock.Boot()-begun))
+	}
+}
+
+// wanted takes the wish that all be read.
+func (m *Monitor) wanted() bool {
+	select {
+	case <-m.full:
+		return true
+	default:
+		return false
 	}
 }
 

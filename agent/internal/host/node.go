@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/slurm"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
 	"github.com/gpuaas/millwright/agent/internal/shim"
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks/host"
 )
@@ -51,6 +52,12 @@ type Config struct {
 	GPULibrary string
 	// QuietGPUs ends the program that samples the GPUs until resume is called.
 	QuietGPUs func(ctx context.Context) (resume func(), err error)
+	// GPUConditions has the GPUs looked at anew, and returns what the health rules
+	// say; unset: nobody looks after them.
+	GPUConditions func(ctx context.Context) ([]*healthv1.Condition, error)
+	// GPUIntents says of each intent that lays GPUs out whether it holds; unset:
+	// there are none.
+	GPUIntents func(ctx context.Context) ([]host.GPUIntent, error)
 	// PackageLockWait is how long other programs may hold the package database;
 	// unset: 2 minutes.
 	PackageLockWait time.Duration
@@ -99,7 +106,7 @@ func New(cfg Config) *Node {
 			}),
 			gpuSet: gpuSet{gpus.New(gpus.Config{
 				Program: cfg.GPUProgram, Library: cfg.GPULibrary, Quiesce: cfg.QuietGPUs, Children: children, Files: fs, Find: findProgram,
-				Changes: gpus.InUnits(sd, filepath.Join(cfg.StateDir, "gpus")),
+				Changes: gpus.InUnits(sd, filepath.Join(cfg.StateDir, "gpus")), Conditions: cfg.GPUConditions, Intents: cfg.GPUIntents,
 			})},
 			Client: slurm.New(slurm.Config{Children: children, Find: findProgram, Clock: cfg.Clock}),
 			probe:  prober{children: children, executable: cfg.Executable, timeout: cfg.ProbeTimeout},

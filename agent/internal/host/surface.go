@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/user"
@@ -25,6 +26,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/host/slurm"
 	"github.com/gpuaas/millwright/agent/internal/host/systemd"
 	"github.com/gpuaas/millwright/agent/internal/shim"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
@@ -56,6 +58,53 @@ type stepHost struct {
 // RunCommand implements host.Commander.
 func (h stepHost) RunCommand(ctx context.Context, c host.Command) (host.Outcome, error) {
 	return h.commands.Run(ctx, h.id, c)
+}
+
+// CommandOutput implements host.Commander.
+func (h stepHost) CommandOutput(ctx context.Context) ([]byte, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	return h.head(taskv1.Stream_STREAM_STDOUT, maxOutput)
+}
+
+// maxOutput is what CommandOutput returns at most.
+const maxOutput = 1 << 20
+
+func (h stepHost) head(stream taskv1.Stream, most int) ([]byte, error) {
+	b := make([]byte, most)
+	n, err := h.commands.ReadHead(h.id, stream, b, 0)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return b[:n], err
+}
+
+// ResetGPUsOnce implements host.GPUResetter.
+func (h stepHost) ResetGPUsOnce(ctx context.Context, uuids []string, timeout time.Duration) (host.GPUReset, error) {
+	return h.ResetOnce(ctx, stepCommand{h}, uuids, timeout)
+}
+
+// stepCommand is the one command of a step.
+type stepCommand struct{ stepHost }
+
+// Unit implements gpus.Once.
+func (c stepCommand) Unit() string { return c.id.Unit() }
+
+// Run implements gpus.Once.
+func (c stepCommand) Run(ctx context.Context, cmd host.Command) (host.Outcome, error) {
+	return c.RunCommand(ctx, cmd)
+}
+
+// Said implements gpus.Once.
+func (c stepCommand) Said() (string, error) {
+	const most = 16 << 10
+	out, err := c.head(taskv1.Stream_STREAM_STDOUT, most)
+	if err != nil {
+		return "", err
+	}
+	rest, err := c.head(taskv1.Stream_STREAM_STDERR, most)
+	return string(out) + " " + string(rest), err
 }
 
 // WriteSecret implements host.SecretWriter.

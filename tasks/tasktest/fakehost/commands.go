@@ -18,6 +18,8 @@ type Result struct {
 	OOMKilled bool
 	// Blocks is set when it only ends when it is stopped, by signal 15.
 	Blocks bool
+	// Stdout is what it writes.
+	Stdout string
 }
 
 type commandKey struct {
@@ -31,6 +33,8 @@ type command struct {
 	ended   bool
 	result  Result
 	refused error // it could not be started
+	reset   host.GPUReset
+	said    error // of a reset
 }
 
 func (n *Node) findProgram(name string) (string, error) {

@@ -25,6 +25,8 @@ type gpu struct {
 	lies    bool             // a reset says yes and does nothing
 	stuck   bool             // the driver does nothing before a reset
 	touched bool             // since the last reboot
+	// incurable is what the driver asks for again after a reset.
+	incurable host.GPURecovery
 }
 
 // fault is what a method says so many times, having done nothing.
@@ -44,7 +46,10 @@ type gpus struct {
 	all    []*gpu
 	cdi    []string // the specification's devices
 	gone   map[string]bool
-	unload bool // the driver cannot be asked
+	health []host.GPUCondition // that the health rules tell
+	wants  []host.GPUIntent    // intents that lay GPUs out
+	blind  bool                // nobody looks after the GPUs
+	unload bool                // the driver cannot be asked
 }
 
 func (n *Node) gpu(what, uuid string) (*gpu, error) {
@@ -286,6 +291,9 @@ func (n *Node) destroyCompute(uuid string, in host.MIGPlace, at host.MIGComputeP
 // anew is what a reset, a reload or a reboot leaves.
 func (g *gpu) anew(mode bool) {
 	g.Instances, g.stuck, g.Recovery = nil, false, host.GPURecoveryNone
+	if g.incurable != "" {
+		g.Recovery = g.incurable
+	}
 	if g.Resetless {
 		g.Pending = false
 	}

@@ -59,6 +59,7 @@ func product(name string) (*gpu, error) {
 // doGPU changes a GPU behind the agent's back:
 //
 //	add PRODUCT UUID: A30, A100-40, A100-80, H100, H200, L40S
+//	pending UUID on|off: a mode that was stored
 //	mig UUID on|off                 instance UUID PROFILE START [SLICES|none]
 //	hold UUID PID COMMAND [PROFILE START]: a process, on an instance
 //	free UUID                       persistence UUID on|off
@@ -68,6 +69,10 @@ func product(name string) (*gpu, error) {
 //	well UUID: none of those        stuck UUID: a reset is required
 //	link UUID UUID...               recovery UUID ACTION
 //	fail UUID METHOD N in_use|unsupported|resources|permission|lost|unresponsive|reset
+//	incurable UUID ACTION: what the driver asks for after a reset, too
+//	health UUID|node CODE STATE SEVERITY REASON MESSAGE: what the health rules say
+//	intent KEY PROBLEM: an intent, and why it does not hold
+//	blind: nobody looks after GPUs
 //	unload: the driver              reload: it is loaded again
 func (n *Node) doGPU(verb string, a []string) error {
 	switch {
@@ -86,6 +91,14 @@ func (n *Node) doGPU(verb string, a []string) error {
 			g.anew(g.Resetless)
 		}
 		return nil
+	case verb == "blind":
+		n.gpus.blind = true
+		return nil
+	case verb == "intent" && len(a) == 2:
+		n.gpus.wants = append(n.gpus.wants, host.GPUIntent{Key: a[0], Problem: a[1]})
+		return nil
+	case verb == "health":
+		return n.doHealth(a)
 	case len(a) == 0:
 		return errors.New("want the UUID of a GPU")
 	}
@@ -132,10 +145,14 @@ func (n *Node) doOneGPU(g *gpu, verb string, a []string) error {
 	switch verb {
 	case "mig":
 		g.Enabled, g.Pending = a[0] == "on", a[0] == "on"
+	case "pending":
+		g.Pending = a[0] == "on"
 	case "persistence":
 		g.Persistence = a[0] == "on"
 	case "recovery":
 		g.Recovery = host.GPURecovery(a[0])
+	case "incurable":
+		g.incurable = host.GPURecovery(a[0])
 	case "link":
 		g.Linked = slices.Sorted(slices.Values(a))
 	case "hold":

@@ -28,6 +28,7 @@ import (
 //	remount TARGET ro|rw            hang PATH
 //	busy PATH PID COMMAND           idle PATH
 //	result exit=N|signal=N|timeout|oom|block ARGUMENTS...
+//	says TEXT ARGUMENTS...: what a command writes to its standard output
 //	edit PATH OLD NEW               reload                      inhibit
 //	enable UNIT                     disable UNIT                reboot
 //	unnoticed UNIT active|inactive: what systemd wrongly takes it to be
@@ -119,8 +120,8 @@ func arity(verb string) (least, most int) {
 	case "file", "mount", "busy", "edit", "owner":
 		return 3, 3
 	case "slurm", "gpu":
-		return 1, 6
-	case "result", "archive", "ends", "offer", "deb", "package", "brings":
+		return 1, 7
+	case "result", "says", "archive", "ends", "offer", "deb", "package", "brings":
 		return 2, 256
 	default:
 		return 1, 0
@@ -150,6 +151,11 @@ func (n *Node) do(verb string, a []string) error {
 		return n.doDisk(verb, a)
 	case "result":
 		return n.doResult(a[0], strings.Join(a[1:], " "))
+	case "says":
+		argv := strings.Join(a[1:], " ")
+		r := n.results[argv]
+		r.Stdout = a[0]
+		n.results[argv] = r
 	case "inhibit":
 		n.inhibited = true
 	case "secret":
@@ -295,6 +301,7 @@ func (n *Node) doResult(how, argv string) error {
 	default:
 		err = fmt.Errorf("unknown result %q", how)
 	}
+	r.Stdout = n.results[argv].Stdout
 	n.results[argv] = r
 	return err
 }

@@ -21,6 +21,8 @@ const AllowAll = `version: 1
 rules:
   - allow: container.run
   - allow: container.stop
+  - allow: gpu.diagnose
+  - allow: gpu.reset
   - allow: mig.configure
   - allow: secret.place
   - allow: secret.remove

@@ -19,7 +19,7 @@
 // Every number of a GPU that can be read and set, by name.
 #define FK_VALUES(V) \
 	V(present) V(lost) V(reset_required) V(virtualization) V(persistence) V(implicit_reset) V(resetless) V(mig_capable) \
-	V(mig_current) V(mig_pending) V(mig_inert) V(reset_group) V(temperature) V(memory_temperature) V(margin) \
+	V(mig_current) V(mig_pending) V(mig_inert) V(reset_group) V(reset_inert) V(recovery_stays) V(temperature) V(memory_temperature) V(margin) \
 	V(threshold_shutdown) V(threshold_slowdown) V(threshold_mem_max) V(threshold_gpu_max) \
 	V(tlimit_shutdown) V(tlimit_slowdown) V(tlimit_mem_max) V(tlimit_gpu_max) \
 	V(power_mw) V(power_limit_mw) V(energy_mj) V(utilization_gpu) V(utilization_memory) V(memory_used_mib) V(memory_total_mib) \

@@ -17,6 +17,7 @@ static void anew(fk_gpu *g)
 	g->v[v_remap_uncorrectable] += g->v[v_remap_uncorrectable_inactive];
 	g->v[v_remap_correctable_inactive] = g->v[v_remap_uncorrectable_inactive] = g->v[v_remap_pending] = 0;
 	g->v[v_reset_required] = g->v[v_reset_status] = g->v[v_recovery_action] = 0;
+	g->v[v_recovery_action] = g->v[v_recovery_stays];
 	g->v[v_channel_repair_pending] = g->v[v_tpc_repair_pending] = 0;
 	g->v[v_memory_used_mib] = 0;
 }
@@ -36,6 +37,7 @@ int fk_reset(int i, char *why, size_t n)
 		snprintf(why, n, "GPU %s is currently in use by another client, cannot be reset.", g->bus);
 		return -1;
 	}
+	if (g->v[v_reset_inert]) return 0; // it says yes, and that is all
 	anew(&fk_change()->gpu[i]);
 	fk_commit();
 	return 0;

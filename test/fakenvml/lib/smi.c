@@ -123,6 +123,20 @@ static int reset(const char *which)
 	return 0;
 }
 
+// What the fault script says of a reset: before it is begun, of the first GPU that
+// is meant. Called without the lock; nonzero: it refuses.
+static int fault_reset(const char *which)
+{
+	char *copy = strdup(which ? which : "0"), *save = NULL, *first = strtok_r(copy, ",", &save);
+	fk_fault f;
+	fk_lock();
+	fk_fault_lookup("nvidia-smi", first ? select_gpu(first) : 0, &f);
+	fk_unlock();
+	free(copy);
+	fk_fault_act(&f);
+	return f.ret > 0 ? f.ret : 0;
+}
+
 static int persist(const char *which, int on)
 {
 	int only = which ? select_gpu(which) : -1;
@@ -158,6 +172,11 @@ int main(int argc, char **argv)
 	if (fk_now()->v[n_library_mismatch]) {
 		printf("Failed to initialize NVML: Driver/library version mismatch\n");
 		return 18;
+	}
+	int bad = rs ? fault_reset(which) : 0;
+	if (bad) {
+		printf("Unable to reset this GPU: Unknown Error\n");
+		return bad;
 	}
 	fk_lock();
 	int r = ls ? list() : rs ? reset(which) : pm ? persist(which, atoi(pm)) : fields ? query(fields, header) : lgi ? instances() : refuse("Invalid combination of input arguments.");

@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/gpu/wire"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
+	healthv1 "github.com/gpuaas/millwright/proto/millwright/health/v1"
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
@@ -65,6 +66,12 @@ type Config struct {
 	Minors string
 	// Timeout bounds a question in place of its own deadline; optional.
 	Timeout time.Duration
+	// Conditions has the GPUs looked at anew, and returns what the health rules say;
+	// unset: nobody looks after them.
+	Conditions func(ctx context.Context) ([]*healthv1.Condition, error)
+	// Intents says of each intent that lays GPUs out whether it holds; unset: there
+	// are none.
+	Intents func(ctx context.Context) ([]host.GPUIntent, error)
 }
 
 // Files are the parts of the file system that are written.

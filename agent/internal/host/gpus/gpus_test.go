@@ -51,6 +51,12 @@ type direct struct {
 	children *child.Runner
 	idle     error
 	runs     atomic.Int32
+	marks    []string
+}
+
+func (d *direct) Mark(unit string) error {
+	d.marks = append(d.marks, unit)
+	return nil
 }
 
 func (d *direct) Idle(context.Context) error { return d.idle }

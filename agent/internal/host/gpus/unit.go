@@ -27,6 +27,9 @@ type Changer interface {
 	// Change runs a program to its end, for at most so long, and returns what it
 	// wrote. The error is set when it did not exit with 0. When ctx ends it runs on.
 	Change(ctx context.Context, what string, argv, environment []string, limit time.Duration) ([]byte, error)
+	// Mark has Idle wait for another unit too, also in a later life of the agent,
+	// until another is marked, or none: "".
+	Mark(unit string) error
 }
 
 // Units is the part of systemd that is needed for changes.
@@ -47,35 +50,68 @@ const (
 // InUnits returns a Changer that runs each program in a unit, and has its
 // answers in files below dir, which it makes.
 func InUnits(u Units, dir string) Changer {
-	return inUnits{u, dir, filepath.Join("/sys/fs/cgroup/millwright.slice", changeUnit, "cgroup.procs")}
+	return inUnits{u, dir, "/sys/fs/cgroup/millwright.slice"}
 }
 
 type inUnits struct {
 	units Units
 	dir   string
-	procs string // the processes of the unit's control group
+	slice string // the control group of the slice
+}
+
+// marked is the file that has the name of another unit to wait for.
+const marked = "marked"
+
+// Mark implements [Changer].
+func (c inUnits) Mark(unit string) error {
+	path := filepath.Join(c.dir, marked)
+	if unit == "" {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return err
+	}
+	// Half a name, or none, is left by a power cut alone, which takes the unit too.
+	return os.WriteFile(path, []byte(unit), 0o600)
 }
 
 // Idle implements [Changer].
 func (c inUnits) Idle(ctx context.Context) error {
+	b, err := os.ReadFile(filepath.Join(c.dir, marked))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, unit := range append([]string{changeUnit}, strings.Fields(string(b))...) {
+		if err := c.ended(ctx, unit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ended waits until a unit has ended.
+func (c inUnits) ended(ctx context.Context, unit string) error {
 	for {
-		u, err := c.units.Unit(ctx, changeUnit)
+		u, err := c.units.Unit(ctx, unit)
 		if err != nil {
 			return err
 		}
 		if !systemd.Running(u) {
-			return c.left()
+			return c.left(unit)
 		}
 		if !clock.Sleep(ctx, endPause) {
-			return fmt.Errorf("wait for %s: %w", changeUnit, context.Cause(ctx))
+			return fmt.Errorf("wait for %s: %w", unit, context.Cause(ctx))
 		}
 	}
 }
 
 // left says whether a process outlived its unit, as one does that the kernel
 // does not let go: systemd starts the unit again beside it.
-func (c inUnits) left() error {
-	b, err := os.ReadFile(c.procs)
+func (c inUnits) left(unit string) error {
+	b, err := os.ReadFile(filepath.Join(c.slice, unit, "cgroup.procs"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -366,7 +366,9 @@ func (x *MigChange) GetPersistence() bool {
 type MigInspectStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The change; to is what the GPU had.
-	Change        *MigChange `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
+	Change *MigChange `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
+	// Whether an undo makes again what the GPU had, as after a reset.
+	Restores      bool `protobuf:"varint,2,opt,name=restores,proto3" json:"restores,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -406,6 +408,13 @@ func (x *MigInspectStep) GetChange() *MigChange {
 		return x.Change
 	}
 	return nil
+}
+
+func (x *MigInspectStep) GetRestores() bool {
+	if x != nil {
+		return x.Restores
+	}
+	return false
 }
 
 // MigClearStep (mig.clear) removes a GPU instance, its compute instances first.
@@ -823,9 +832,10 @@ const file_millwright_mig_v1_step_proto_rawDesc = "" +
 	"\x03was\x18\x04 \x01(\v2\x19.millwright.mig.v1.LayoutR\x03was\x12\x1b\n" +
 	"\tmay_reset\x18\x05 \x01(\bR\bmayReset\x12\x12\n" +
 	"\x04what\x18\x06 \x01(\tR\x04what\x12 \n" +
-	"\vpersistence\x18\a \x01(\bR\vpersistence\"F\n" +
+	"\vpersistence\x18\a \x01(\bR\vpersistence\"b\n" +
 	"\x0eMigInspectStep\x124\n" +
-	"\x06change\x18\x01 \x01(\v2\x1c.millwright.mig.v1.MigChangeR\x06change\"D\n" +
+	"\x06change\x18\x01 \x01(\v2\x1c.millwright.mig.v1.MigChangeR\x06change\x12\x1a\n" +
+	"\brestores\x18\x02 \x01(\bR\brestores\"D\n" +
 	"\fMigClearStep\x124\n" +
 	"\x06change\x18\x01 \x01(\v2\x1c.millwright.mig.v1.MigChangeR\x06change\"]\n" +
 	"\vMigModeStep\x124\n" +
