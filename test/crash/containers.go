@@ -55,6 +55,6 @@ mounts:
 func containerFacts(l string) string {
 	return fmt.Sprintf(`c="ctr -n millwright"
 echo container=$($c containers ls -q | grep -cx %[1]s) snapshot=$($c snapshots ls | grep -c '^%[1]s ') lease=$($c leases ls -q | grep -c 'millwright-%[1]s$') \
- shims=$(pgrep -fc 'containerd-shim.*-id %[1]s ') running=$(cat /sys/fs/cgroup/pids/millwright.slice/millwright-container-%[1]s.scope/cgroup.procs 2>/dev/null | wc -l) \
+ shims=$(pgrep -fc 'containerd-shi[m].*-id %[1]s ') running=$(cat /sys/fs/cgroup/pids/millwright.slice/millwright-container-%[1]s.scope/cgroup.procs 2>/dev/null | wc -l) \
  logs=$(ls -d /var/lib/millwright/containers/%[1]s 2>/dev/null | wc -l) intent=$(millwrightd status | grep -c "container:%[1]s ")`, l)
 }
