@@ -223,7 +223,13 @@ func (k *Kind) needsOf(m protoreflect.Message, at protoreflect.Name, least *uint
 		if since := k.Since[name]; since > *least {
 			*least, *field = since, name
 		}
-		if f.Message() != nil && !f.IsList() && !f.IsMap() {
+		switch {
+		case f.Message() == nil || f.IsMap():
+		case f.IsList():
+			for i := range v.List().Len() {
+				k.needsOf(v.List().Get(i).Message(), name+".", least, field)
+			}
+		default:
 			k.needsOf(v.Message(), name+".", least, field)
 		}
 		return true

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	migv1 "github.com/gpuaas/millwright/proto/millwright/mig/v1"
+	"github.com/gpuaas/millwright/tasks/gpu/selector"
 	"github.com/gpuaas/millwright/tasks/host"
 	"github.com/gpuaas/millwright/tasks/mig/placement"
 	"github.com/gpuaas/millwright/tasks/mig/profile"
@@ -47,8 +48,13 @@ func aims(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec, onlyOwn bo
 		return nil, err
 	}
 	var out []*aim
+	left := 0
 	for i, l := range s.GetLayouts() {
 		found, err := states(ctx, h, list, l)
+		if s.GetSkipAbsent() && errors.Is(err, selector.ErrAbsent) {
+			left++
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -68,6 +74,9 @@ func aims(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec, onlyOwn bo
 			}
 			out = append(out, a)
 		}
+	}
+	if left == len(s.GetLayouts()) {
+		return nil, unfit("no layout of the spec names a GPU of the node, which has %s", selector.Names(list))
 	}
 	slices.SortFunc(out, func(a, b *aim) int { return int(a.st.Index) - int(b.st.Index) })
 	return out, nil

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	migv1 "github.com/gpuaas/millwright/proto/millwright/mig/v1"
 	"github.com/gpuaas/millwright/tasks"
@@ -37,7 +38,8 @@ const runTime = 30 * time.Minute
 // ConfigureInfo describes mig.configure.
 func ConfigureInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "mig.configure", Revision: 1, Class: tasks.State, Early: true,
+		Kind: "mig.configure", Revision: 2, Class: tasks.State, Early: true,
+		Since:   map[protoreflect.Name]uint32{"skip_absent": 2, "layouts.select.driver_indices": 2},
 		Summary: "partition GPUs with MIG, now and after each boot",
 	}
 }

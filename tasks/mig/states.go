@@ -29,7 +29,7 @@ func states(ctx context.Context, h host.Reader, list []host.GPU, l *migv1.GpuLay
 			return nil, err
 		case st.Capable:
 			out = append(out, st)
-		case l.GetOff() || l.GetSelect().GetAll() && len(l.GetSelect().GetIndices()) == 0:
+		case l.GetOff() || l.GetSelect().GetAll() && len(l.GetSelect().GetIndices())+len(l.GetSelect().GetDriverIndices()) == 0:
 			// It has no MIG, and so none is on.
 		default:
 			return nil, unfit("GPU %d (%s, %s) has no MIG", g.Index, g.Name, g.UUID)

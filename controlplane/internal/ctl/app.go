@@ -43,7 +43,7 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 
 func (a *app) root() *cobra.Command {
 	root := group("millctl", "Run signed, audited work on nodes and read its history",
-		a.operatorCmd(), a.contextCmd(), a.nodeCmd(), a.gpuCmd(), a.healthCmd(), a.secretCmd(), a.taskCmd(), a.whoamiCmd())
+		a.operatorCmd(), a.contextCmd(), a.nodeCmd(), a.gpuCmd(), a.healthCmd(), a.migCmd(), a.secretCmd(), a.taskCmd(), a.whoamiCmd())
 	root.Long = root.Short + `.
 
 Exit codes: 0 done; 1 error; 2 usage, or a spec or value that is not valid; 3 a

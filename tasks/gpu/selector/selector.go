@@ -3,6 +3,7 @@
 package selector
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -13,8 +14,19 @@ import (
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
+// ErrAbsent is found by errors.Is in the error of a selector that names no GPU of
+// the node.
+var ErrAbsent = errors.New("the selector names no GPU of the node")
+
+type absent struct{ error }
+
+func (a absent) Unwrap() error { return a.error }
+
+func (a absent) Is(target error) bool { return target == ErrAbsent }
+
 // Meant returns the GPUs that a selector names. One that it names and the node
 // does not have is an error that refuses the task: it may have been replaced.
+// Where it names none, that is [ErrAbsent].
 func Meant(list []host.GPU, sel *migv1.GpuSelector) ([]host.GPU, error) {
 	for _, u := range sel.GetUuids() {
 		if !slices.ContainsFunc(list, func(g host.GPU) bool { return g.UUID == u }) {
@@ -26,11 +38,19 @@ func Meant(list []host.GPU, sel *migv1.GpuSelector) ([]host.GPU, error) {
 			return nil, unfit("the node has no GPU at %s: it has %s", p, Names(list))
 		}
 	}
+	for _, i := range sel.GetDriverIndices() {
+		if !slices.ContainsFunc(list, func(g host.GPU) bool { return g.Index == i }) {
+			return nil, absent{unfit("the node has no GPU %d: it has %s", i, Names(list))}
+		}
+	}
 	var out []host.GPU
 	for _, g := range list {
 		if selected(g, sel) {
 			out = append(out, g)
 		}
+	}
+	if len(out) == 0 {
+		return nil, absent{unfit("the selector names no GPU of the node, which has %s", Names(list))}
 	}
 	if len(sel.GetIndices()) > 0 {
 		var by []host.GPU
@@ -41,9 +61,6 @@ func Meant(list []host.GPU, sel *migv1.GpuSelector) ([]host.GPU, error) {
 			by = append(by, out[i])
 		}
 		out = by
-	}
-	if len(out) == 0 {
-		return nil, unfit("the selector names no GPU of the node, which has %s", Names(list))
 	}
 	return out, nil
 }
@@ -56,6 +73,9 @@ func selected(g host.GPU, sel *migv1.GpuSelector) bool {
 		return false
 	}
 	if m := sel.GetModels(); len(m) > 0 && !slices.ContainsFunc(m, func(s string) bool { return modelIs(g.Name, s) }) {
+		return false
+	}
+	if d := sel.GetDriverIndices(); len(d) > 0 && !slices.Contains(d, g.Index) {
 		return false
 	}
 	ids := sel.GetPciDeviceIds()

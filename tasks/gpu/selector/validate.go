@@ -22,10 +22,10 @@ var (
 
 // Validate reports what is wrong with a selector.
 func Validate(p *tasks.Problems, at string, s *migv1.GpuSelector) {
-	other := len(s.GetUuids()) + len(s.GetPciBusIds()) + len(s.GetModels()) + len(s.GetPciDeviceIds()) + len(s.GetIndices())
+	other := len(s.GetUuids()) + len(s.GetPciBusIds()) + len(s.GetModels()) + len(s.GetPciDeviceIds()) + len(s.GetIndices()) + len(s.GetDriverIndices())
 	switch {
 	case !s.GetAll() && other == 0:
-		p.Add(at+"all", "", "say which GPUs: uuids, pci_bus_ids, models, pci_device_ids or indices, or all: true")
+		p.Add(at+"all", "", "say which GPUs: uuids, pci_bus_ids, models, pci_device_ids, indices or driver_indices, or all: true")
 	case s.GetAll() && len(s.GetUuids())+len(s.GetPciBusIds()) > 0:
 		p.Add(at+"all", "true", "leave it out beside uuids and pci_bus_ids, which name GPUs one by one")
 	}
@@ -36,9 +36,17 @@ func Validate(p *tasks.Problems, at string, s *migv1.GpuSelector) {
 		_, err := deviceID(id)
 		return err == nil
 	})
-	for i, n := range s.GetIndices() {
-		if n > 255 || slices.Contains(s.GetIndices()[:i], n) {
-			p.Add(fmt.Sprintf("%sindices[%d]", at, i), fmt.Sprint(n), "must be at most 255, and stand there once")
+	indices(p, at+"indices", s.GetIndices())
+	indices(p, at+"driver_indices", s.GetDriverIndices())
+	if len(s.GetIndices()) > 0 && len(s.GetDriverIndices()) > 0 {
+		p.Add(at+"driver_indices", "", "excludes indices, which are counted otherwise: keep one of them")
+	}
+}
+
+func indices(p *tasks.Problems, field string, list []uint32) {
+	for i, n := range list {
+		if n > 255 || slices.Contains(list[:i], n) {
+			p.Add(fmt.Sprintf("%s[%d]", field, i), fmt.Sprint(n), "must be at most 255, and stand there once")
 		}
 	}
 }

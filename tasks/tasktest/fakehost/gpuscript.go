@@ -48,6 +48,10 @@ func product(name string) (*gpu, error) {
 		g.Name, g.Device, g.Resetless, g.Profiles = "NVIDIA H100 80GB HBM3", 0x233010de, true, sevenSlices(10112, 10, 20, 40, 80)
 	case "H200":
 		g.Name, g.Device, g.Resetless, g.Profiles = "NVIDIA H200", 0x233510de, true, sevenSlices(17792, 18, 35, 71, 141)
+	case "B200":
+		g.Name, g.Device, g.Resetless, g.Profiles = "NVIDIA B200", 0x290110de, true, sevenSlices(22784, 23, 45, 90, 180)
+	case "GH200":
+		g.Name, g.Device, g.Resetless, g.Profiles = "NVIDIA GH200 480GB", 0x234210de, true, sevenSlices(12032, 12, 24, 48, 96)
 	case "L40S":
 		g.Name, g.Device, g.Capable = "NVIDIA L40S", 0x26b910de, false
 	default:
@@ -58,7 +62,7 @@ func product(name string) (*gpu, error) {
 
 // doGPU changes a GPU behind the agent's back:
 //
-//	add PRODUCT UUID: A30, A100-40, A100-80, H100, H200, L40S
+//	add PRODUCT UUID: A30, A100-40, A100-80, H100, H200, B200, GH200, L40S
 //	pending UUID on|off: a mode that was stored
 //	mig UUID on|off                 instance UUID PROFILE START [SLICES|none]
 //	hold UUID PID COMMAND [PROFILE START]: a process, on an instance
@@ -74,6 +78,7 @@ func product(name string) (*gpu, error) {
 //	intent KEY PROBLEM: an intent, and why it does not hold
 //	blind: nobody looks after GPUs
 //	unload: the driver              reload: it is loaded again
+//	publish: the CDI specification
 func (n *Node) doGPU(verb string, a []string) error {
 	switch {
 	case verb == "add" && len(a) == 2:
@@ -99,6 +104,8 @@ func (n *Node) doGPU(verb string, a []string) error {
 		return nil
 	case verb == "health":
 		return n.doHealth(a)
+	case verb == "publish":
+		return n.writeCDI()
 	case len(a) == 0:
 		return errors.New("want the UUID of a GPU")
 	}

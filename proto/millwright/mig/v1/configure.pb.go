@@ -95,7 +95,11 @@ type ConfigureSpec struct {
 	WaitForJobs *durationpb.Duration `protobuf:"bytes,5,opt,name=wait_for_jobs,json=waitForJobs,proto3" json:"wait_for_jobs,omitempty"`
 	// Set on the node when it restores by itself, never by hand: GPUs to which
 	// another task has given a layout since are left alone.
-	OnlyOwn       bool `protobuf:"varint,6,opt,name=only_own,json=onlyOwn,proto3" json:"only_own,omitempty"`
+	OnlyOwn bool `protobuf:"varint,6,opt,name=only_own,json=onlyOwn,proto3" json:"only_own,omitempty"`
+	// A layout that names no GPU of the node is left out, so that one spec can say
+	// what each of several models is to have. One layout has to name some, and a
+	// UUID or place that the node does not have is refused all the same.
+	SkipAbsent    bool `protobuf:"varint,7,opt,name=skip_absent,json=skipAbsent,proto3" json:"skip_absent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -168,6 +172,13 @@ func (x *ConfigureSpec) GetWaitForJobs() *durationpb.Duration {
 func (x *ConfigureSpec) GetOnlyOwn() bool {
 	if x != nil {
 		return x.OnlyOwn
+	}
+	return false
+}
+
+func (x *ConfigureSpec) GetSkipAbsent() bool {
+	if x != nil {
+		return x.SkipAbsent
 	}
 	return false
 }
@@ -263,7 +274,11 @@ type GpuSelector struct {
 	// Which of those that all of the above names, counted from 0 in the driver's
 	// order. With nothing else it is the driver's index, which may change with a
 	// reboot: prefer uuids.
-	Indices       []uint32 `protobuf:"varint,6,rep,packed,name=indices,proto3" json:"indices,omitempty"`
+	Indices []uint32 `protobuf:"varint,6,rep,packed,name=indices,proto3" json:"indices,omitempty"`
+	// Their indices by the driver, counted over all GPUs of the node, whatever else
+	// is said: of these, those of which that is true too. They may change with a
+	// reboot.
+	DriverIndices []uint32 `protobuf:"varint,7,rep,packed,name=driver_indices,json=driverIndices,proto3" json:"driver_indices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -336,6 +351,13 @@ func (x *GpuSelector) GetPciDeviceIds() []string {
 func (x *GpuSelector) GetIndices() []uint32 {
 	if x != nil {
 		return x.Indices
+	}
+	return nil
+}
+
+func (x *GpuSelector) GetDriverIndices() []uint32 {
+	if x != nil {
+		return x.DriverIndices
 	}
 	return nil
 }
@@ -639,7 +661,7 @@ var File_millwright_mig_v1_configure_proto protoreflect.FileDescriptor
 
 const file_millwright_mig_v1_configure_proto_rawDesc = "" +
 	"\n" +
-	"!millwright/mig/v1/configure.proto\x12\x11millwright.mig.v1\x1a\x1egoogle/protobuf/duration.proto\"\x9e\x02\n" +
+	"!millwright/mig/v1/configure.proto\x12\x11millwright.mig.v1\x1a\x1egoogle/protobuf/duration.proto\"\xbf\x02\n" +
 	"\rConfigureSpec\x126\n" +
 	"\alayouts\x18\x01 \x03(\v2\x1c.millwright.mig.v1.GpuLayoutR\alayouts\x127\n" +
 	"\bstrategy\x18\x02 \x01(\x0e2\x1b.millwright.mig.v1.StrategyR\bstrategy\x12\x1f\n" +
@@ -647,19 +669,22 @@ const file_millwright_mig_v1_configure_proto_rawDesc = "" +
 	"allowReset\x12!\n" +
 	"\fallow_reboot\x18\x04 \x01(\bR\vallowReboot\x12=\n" +
 	"\rwait_for_jobs\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vwaitForJobs\x12\x19\n" +
-	"\bonly_own\x18\x06 \x01(\bR\aonlyOwn\"\xa7\x01\n" +
+	"\bonly_own\x18\x06 \x01(\bR\aonlyOwn\x12\x1f\n" +
+	"\vskip_absent\x18\a \x01(\bR\n" +
+	"skipAbsent\"\xa7\x01\n" +
 	"\tGpuLayout\x126\n" +
 	"\x06select\x18\x01 \x01(\v2\x1e.millwright.mig.v1.GpuSelectorR\x06select\x12:\n" +
 	"\tinstances\x18\x02 \x03(\v2\x1c.millwright.mig.v1.InstancesR\tinstances\x12\x14\n" +
 	"\x05empty\x18\x03 \x01(\bR\x05empty\x12\x10\n" +
-	"\x03off\x18\x04 \x01(\bR\x03off\"\xad\x01\n" +
+	"\x03off\x18\x04 \x01(\bR\x03off\"\xd4\x01\n" +
 	"\vGpuSelector\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\x12\x14\n" +
 	"\x05uuids\x18\x02 \x03(\tR\x05uuids\x12\x1e\n" +
 	"\vpci_bus_ids\x18\x03 \x03(\tR\tpciBusIds\x12\x16\n" +
 	"\x06models\x18\x04 \x03(\tR\x06models\x12$\n" +
 	"\x0epci_device_ids\x18\x05 \x03(\tR\fpciDeviceIds\x12\x18\n" +
-	"\aindices\x18\x06 \x03(\rR\aindices\"`\n" +
+	"\aindices\x18\x06 \x03(\rR\aindices\x12%\n" +
+	"\x0edriver_indices\x18\a \x03(\rR\rdriverIndices\"`\n" +
 	"\tInstances\x12\x18\n" +
 	"\aprofile\x18\x01 \x01(\tR\aprofile\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\x12\x19\n" +
