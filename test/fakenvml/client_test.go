@@ -124,6 +124,9 @@ func (c *served) device(q question, d nvml.Device) reply {
 		activation, r := d.SetMigMode(int(q.Args[0]))
 		return code(r, int64(activation))
 	}
+	if q.Op == "explore" {
+		return exploreLayouts(d)
+	}
 	return migQuestion(q, d)
 }
 

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#define HANDLES 8192
+#define HANDLES 65536
 static fk_handle handles[HANDLES];
 static int handle_count, references;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
