@@ -60,9 +60,10 @@ type builder struct {
 	create    []tasks.Step
 	verify    []tasks.Step
 	owners    []tasks.Step
-	quiet     []string // GPUs that nobody may hold
-	busy      bool     // somebody may be disturbed
-	grows     bool     // Slurm has to be told of more
+	changes   []*migv1.MigChange // back, of each GPU that changes
+	quiet     []string           // GPUs that nobody may hold
+	busy      bool               // somebody may be disturbed
+	grows     bool               // Slurm has to be told of more
 	reset     bool
 	rebooting []string // why
 }
@@ -74,7 +75,7 @@ func (b *builder) differ(subject, have, want string) {
 // change is a step's argument; to is a copy that nobody changes.
 func (b *builder) change(a *aim, to *migv1.Layout, format string, args ...any) *migv1.MigChange {
 	return &migv1.MigChange{
-		Gpu: a.st.UUID, Name: a.name(), To: to, Was: a.was, MayReset: b.spec.GetAllowReset(), Persistence: a.st.Persistence,
+		Gpu: a.st.UUID, Name: a.name(), To: to, Was: a.was, MayReset: b.spec.GetAllowReset(), Persistence: a.st.Persistence, FirstBringsBack: true,
 		What: a.name() + ": " + fmt.Sprintf(format, args...),
 	}
 }
@@ -102,6 +103,7 @@ func (b *builder) add(ctx context.Context, h host.Reader, a *aim) error {
 	}
 	b.differ(a.name(), have, step.DescribeMIGLayout(a.to))
 	b.inspect = append(b.inspect, step.InspectMIG(&migv1.MigInspectStep{Change: b.change(a, a.was, "see that it still has %s", step.DescribeMIGLayout(a.was))}))
+	b.changes = append(b.changes, b.change(a, a.was, "bring it back to %s", step.DescribeMIGLayout(a.was)))
 	b.busy = b.busy || len(a.gone) > 0 || a.switches()
 	b.grows = b.grows || len(a.new) > 0
 	if kept := len(a.was.GetInstances()) - len(a.gone); kept == 0 && (len(a.gone) > 0 || a.switches()) {
@@ -179,7 +181,7 @@ func (b *builder) assemble(ctx context.Context, h host.Reader) error {
 	p := &b.plan
 	work := len(b.inspect) > 0
 	wait := tasks.JobWait(b.spec.GetWaitForJobs())
-	p.Steps = append(p.Steps, step.PublishGPU(&migv1.GpuPublishStep{Phase: migv1.PublishPhase_PUBLISH_PHASE_BEFORE}))
+	p.Steps = append(p.Steps, step.PublishGPU(&migv1.GpuPublishStep{Phase: migv1.PublishPhase_PUBLISH_PHASE_BEFORE, Gpus: b.changes}))
 	if len(b.quiet) > 0 {
 		p.Steps = append(p.Steps, step.QuiesceGPU(&migv1.GpuQuiesceStep{Gpus: b.quiet, Wait: durationpb.New(wait)}))
 	}

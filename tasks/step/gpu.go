@@ -2,6 +2,7 @@ package step
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -105,6 +106,9 @@ func CheckCDI(ctx context.Context, h host.Reader) error {
 	return err
 }
 
+// Undo writes the specification of what is there, also when a GPU could not be
+// brought back: the others are.
 func (s publishGPU) Undo(ctx context.Context, h host.Host, _ []byte) error {
-	return gpuError("the CDI specification", h.WriteCDI(ctx))
+	err := bringAllBack(ctx, h, s.args.GetGpus())
+	return errors.Join(err, gpuError("the CDI specification", h.WriteCDI(ctx)))
 }

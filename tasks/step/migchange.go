@@ -142,18 +142,66 @@ func (s changeMIG) Verify(ctx context.Context, h host.Prober) error {
 }
 
 // Undo brings the layout back that stood before the plan. A GPU for which that
-// fails is marked: nothing that was wanted stands on it, and the task is held.
+// fails is marked, and left to the first step of the plan, which is undone last:
+// what a GPU that is lost cannot have must not keep the others from being undone.
 func (s changeMIG) Undo(ctx context.Context, h host.Host, _ []byte) error {
 	if s.looks {
 		return nil
 	}
-	mark := QuarantineMark + s.change.GetGpu()
-	if err := settleMIG(ctx, h, s.change, s.change.GetWas()); err != nil {
-		text := fmt.Sprintf("%s could not be brought back to %s: %v\n", s.change.GetName(), DescribeMIGLayout(s.change.GetWas()), err)
-		return errors.Join(err, h.WriteFile(ctx, mark, host.File{Data: []byte(text), Mode: 0o644}))
+	if s.change.GetFirstBringsBack() {
+		if there, err := markedGPU(ctx, h, s.change); err != nil || there {
+			return err
+		}
 	}
-	if _, err := h.Lstat(ctx, mark); errors.Is(err, fs.ErrNotExist) {
-		return nil
+	err := bringBack(ctx, h, s.change)
+	if err == nil || !s.change.GetFirstBringsBack() || ctx.Err() != nil {
+		return err
+	}
+	if there, markErr := markedGPU(ctx, h, s.change); markErr != nil || !there {
+		return errors.Join(err, markErr)
+	}
+	return nil
+}
+
+func markedGPU(ctx context.Context, h host.Reader, c *migv1.MigChange) (bool, error) {
+	_, err := h.Lstat(ctx, QuarantineMark+c.GetGpu())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// bringBack settles the layout that stood before the plan. A GPU for which that
+// fails is marked: nothing that was wanted stands on it.
+func bringBack(ctx context.Context, h host.Host, c *migv1.MigChange) error {
+	mark := QuarantineMark + c.GetGpu()
+	if err := settleMIG(ctx, h, c, c.GetWas()); err != nil {
+		text := fmt.Sprintf("%s could not be brought back to %s: %v", c.GetName(), DescribeMIGLayout(c.GetWas()), err)
+		return errors.Join(fmt.Errorf("%s could not be brought back to %s: %w", c.GetName(), DescribeMIGLayout(c.GetWas()), err),
+			h.WriteFile(ctx, mark, host.File{Data: []byte(text + "\n"), Mode: 0o644}))
+	}
+	there, err := markedGPU(ctx, h, c)
+	if err != nil || !there {
+		return err
 	}
 	return h.RemoveFile(ctx, mark)
+}
+
+// bringAllBack brings back the GPUs of a plan that are not yet as they were. One
+// that cannot be read and was never marked has not been touched.
+func bringAllBack(ctx context.Context, h host.Host, all []*migv1.MigChange) error {
+	var failed []error
+	for _, c := range all {
+		there, err := markedGPU(ctx, h, c)
+		if err == nil && !there {
+			if _, err := h.GPUState(ctx, c.GetGpu()); errors.Is(err, host.ErrGPULost) || errors.Is(err, host.ErrGPUUnknown) {
+				continue
+			}
+		}
+		if err == nil {
+			err = bringBack(ctx, h, c)
+		}
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
 }

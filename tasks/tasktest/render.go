@@ -97,7 +97,7 @@ func renderItem(fd protoreflect.FieldDescriptor, v protoreflect.Value) string {
 	var parts []string
 	fields := fd.Message().Fields()
 	for i := range fields.Len() {
-		if f := fields.Get(i); v.Message().Has(f) {
+		if f := fields.Get(i); v.Message().Has(f) && f.Message() == nil { // as above
 			parts = append(parts, fmt.Sprintf("%s=%v", f.Name(), v.Message().Get(f)))
 		}
 	}

@@ -277,9 +277,12 @@ type MigChange struct {
 	// What changes, in words.
 	What string `protobuf:"bytes,6,opt,name=what,proto3" json:"what,omitempty"`
 	// Whether persistence mode was on, and is to be on afterwards.
-	Persistence   bool `protobuf:"varint,7,opt,name=persistence,proto3" json:"persistence,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Persistence bool `protobuf:"varint,7,opt,name=persistence,proto3" json:"persistence,omitempty"`
+	// Whether the first step of the plan brings back what the undo of this one
+	// cannot, so that the other GPUs are brought back in the meantime.
+	FirstBringsBack bool `protobuf:"varint,8,opt,name=first_brings_back,json=firstBringsBack,proto3" json:"first_brings_back,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *MigChange) Reset() {
@@ -357,6 +360,13 @@ func (x *MigChange) GetWhat() string {
 func (x *MigChange) GetPersistence() bool {
 	if x != nil {
 		return x.Persistence
+	}
+	return false
+}
+
+func (x *MigChange) GetFirstBringsBack() bool {
+	if x != nil {
+		return x.FirstBringsBack
 	}
 	return false
 }
@@ -720,7 +730,10 @@ func (x *GpuQuiesceStep) GetWait() *durationpb.Duration {
 type GpuPublishStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The phase.
-	Phase         PublishPhase `protobuf:"varint,1,opt,name=phase,proto3,enum=millwright.mig.v1.PublishPhase" json:"phase,omitempty"`
+	Phase PublishPhase `protobuf:"varint,1,opt,name=phase,proto3,enum=millwright.mig.v1.PublishPhase" json:"phase,omitempty"`
+	// Before the changes: the GPUs that the plan changes. The undo brings back those
+	// that are not yet as they were, and fails where it cannot.
+	Gpus          []*MigChange `protobuf:"bytes,2,rep,name=gpus,proto3" json:"gpus,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -760,6 +773,13 @@ func (x *GpuPublishStep) GetPhase() PublishPhase {
 		return x.Phase
 	}
 	return PublishPhase_PUBLISH_PHASE_UNSPECIFIED
+}
+
+func (x *GpuPublishStep) GetGpus() []*MigChange {
+	if x != nil {
+		return x.Gpus
+	}
+	return nil
 }
 
 // PublishObserved is what the step found.
@@ -824,7 +844,7 @@ const file_millwright_mig_v1_step_proto_rawDesc = "" +
 	"\acompute\x18\x04 \x03(\v2 .millwright.mig.v1.LayoutComputeR\acompute\"=\n" +
 	"\rLayoutCompute\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\rR\x06slices\x12\x14\n" +
-	"\x05start\x18\x02 \x01(\rR\x05start\"\xdc\x01\n" +
+	"\x05start\x18\x02 \x01(\rR\x05start\"\x88\x02\n" +
 	"\tMigChange\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12)\n" +
@@ -832,7 +852,8 @@ const file_millwright_mig_v1_step_proto_rawDesc = "" +
 	"\x03was\x18\x04 \x01(\v2\x19.millwright.mig.v1.LayoutR\x03was\x12\x1b\n" +
 	"\tmay_reset\x18\x05 \x01(\bR\bmayReset\x12\x12\n" +
 	"\x04what\x18\x06 \x01(\tR\x04what\x12 \n" +
-	"\vpersistence\x18\a \x01(\bR\vpersistence\"b\n" +
+	"\vpersistence\x18\a \x01(\bR\vpersistence\x12*\n" +
+	"\x11first_brings_back\x18\b \x01(\bR\x0ffirstBringsBack\"b\n" +
 	"\x0eMigInspectStep\x124\n" +
 	"\x06change\x18\x01 \x01(\v2\x1c.millwright.mig.v1.MigChangeR\x06change\x12\x1a\n" +
 	"\brestores\x18\x02 \x01(\bR\brestores\"D\n" +
@@ -849,9 +870,10 @@ const file_millwright_mig_v1_step_proto_rawDesc = "" +
 	"\x06change\x18\x01 \x01(\v2\x1c.millwright.mig.v1.MigChangeR\x06change\"S\n" +
 	"\x0eGpuQuiesceStep\x12\x12\n" +
 	"\x04gpus\x18\x01 \x03(\tR\x04gpus\x12-\n" +
-	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"G\n" +
+	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"y\n" +
 	"\x0eGpuPublishStep\x125\n" +
-	"\x05phase\x18\x01 \x01(\x0e2\x1f.millwright.mig.v1.PublishPhaseR\x05phase\"%\n" +
+	"\x05phase\x18\x01 \x01(\x0e2\x1f.millwright.mig.v1.PublishPhaseR\x05phase\x120\n" +
+	"\x04gpus\x18\x02 \x03(\v2\x1c.millwright.mig.v1.MigChangeR\x04gpus\"%\n" +
 	"\x0fPublishObserved\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path*`\n" +
 	"\fPublishPhase\x12\x1d\n" +
@@ -903,11 +925,12 @@ var file_millwright_mig_v1_step_proto_depIdxs = []int32{
 	4,  // 9: millwright.mig.v1.MigVerifyStep.change:type_name -> millwright.mig.v1.MigChange
 	14, // 10: millwright.mig.v1.GpuQuiesceStep.wait:type_name -> google.protobuf.Duration
 	0,  // 11: millwright.mig.v1.GpuPublishStep.phase:type_name -> millwright.mig.v1.PublishPhase
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	4,  // 12: millwright.mig.v1.GpuPublishStep.gpus:type_name -> millwright.mig.v1.MigChange
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_millwright_mig_v1_step_proto_init() }
