@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -110,7 +112,7 @@ func (n *node) build() error {
 	n.executor = executor.New(executor.Config{
 		Journal: n.store, Gate: g, Hosts: n.hosts, Registry: n.cfg.Registry,
 		Clock: n.time.Steady(), Logger: component("executor"), BootID: n.bootID, Room: n.store.Room,
-		Reboots: executor.RebootBudget{Most: n.cfg.RebootsMost, Within: n.cfg.RebootsWithin},
+		Reboots: executor.RebootBudget{Most: n.cfg.RebootsMost, Within: n.cfg.RebootsWithin}, Early: n.restored,
 	})
 	n.uploader = output.New(output.Config{
 		Files: files{n.machine}, Ledger: ledger{n}, Clock: n.time.Steady(), Logger: component("output"),
@@ -127,6 +129,20 @@ func (n *node) build() error {
 		Alongside: n.alongside, Wanted: n.uploader.Want, Refused: n.enrolment.Refused, ServerTime: func(server, _ time.Time) { n.time.ServerTime(server) }, Dial: n.cfg.Dial, Connect: n.cfg.Connect, Jitter: n.cfg.Jitter,
 	})
 	return nil
+}
+
+// RestoredFile is the file in the run directory that is there once what others
+// wait for at boot is restored, as the layouts of GPUs are.
+const RestoredFile = "restored"
+
+// restored tells who waits for it at boot (millwright-restored.service).
+func (n *node) restored() {
+	if n.cfg.RunDir == "" {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(n.cfg.RunDir, RestoredFile), []byte(n.bootID+"\n"), 0o644); err != nil {
+		n.log.Error("what waits at boot is not told that it may go on", "err", err)
+	}
 }
 
 // alongside uses the connection of a session while it lasts.

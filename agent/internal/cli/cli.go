@@ -43,7 +43,7 @@ func Main(ctx context.Context, version string, args []string, stdout, stderr io.
 func (a *app) root() *cobra.Command {
 	root := group("millwrightd", "The agent of a node: it takes signed tasks and carries them out",
 		a.runCmd(), a.joinCmd(), a.statusCmd(), a.journalCmd(), a.taskCmd(), a.clockCmd(), a.gpuCmd(),
-		a.configCmd(), a.policyCmd(), a.versionCmd(), a.shimCmd(), a.containerLogCmd(), a.probeCmd(), a.verifyStateCmd())
+		a.configCmd(), a.policyCmd(), a.versionCmd(), a.shimCmd(), a.containerLogCmd(), a.awaitRestoredCmd(), a.probeCmd(), a.verifyStateCmd())
 	root.AddCommand(a.faultCmds()...)
 	root.Long = root.Short + `.
 

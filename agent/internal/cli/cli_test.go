@@ -133,6 +133,8 @@ func TestCommands(t *testing.T) {
 	running(t, dir)
 	bad := filepath.Join(dir, "bad.yaml")
 	write(t, bad, "version: 1\nlog_leval: info\n")
+	write(t, filepath.Join(dir, "run", "restored"), "boot\n")
+	_, waiting := configured(t)
 	policy := filepath.Join(dir, "policy.yaml")
 	write(t, policy, "version: 1\nrules:\n  - allow: storage.mount\n")
 	badPolicy := filepath.Join(dir, "bad-policy.yaml")
@@ -176,6 +178,8 @@ func TestCommands(t *testing.T) {
 		{"GPUs", []string{"gpu", "list", "--config", config}, 0,
 			"*0    GPU-1  NVIDIA H100  unknown  unknown: gpu lost  on 3g.40gb,1g.10gb\ndriver 580.95.05, CUDA unknown; 0 GPUs on the PCI bus\n", ""},
 		{"join without bundle", []string{"join", "--config", config}, 1, "", "join.json"},
+		{"await what is restored", []string{"await-restored", "--config", config}, 0, "", ""},
+		{"await in vain", []string{"await-restored", "--at-most", "200ms", "--config", waiting}, 0, "", "after 200ms it is not known that the GPUs have the layouts"},
 		{"shim without directory", []string{"shim"}, 2, "", "usage: millwrightd shim"},
 		{"probe without arguments", []string{"probe"}, 1, "", "usage: probe"},
 	} {

@@ -73,3 +73,42 @@ func TestEarlyIntentHangs(t *testing.T) {
 		n.restored("k2")
 	})
 }
+
+// TestEarlyIntentsAreTold: who waits for the early intents at boot is told once
+// they are back, not before, and also by an agent that is started again.
+func TestEarlyIntentsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.accept(1, "switch.on", "@k1 a")
+		n.ended(1)
+		n.accept(2, "switch.early", "@k2 b")
+		n.ended(2)
+		n.halt()
+		n.w.put("a", 0)
+		n.w.put("b", 0)
+		var told []int
+		n.early = func() { told = append(told, n.w.get("b")) }
+		n.w.on("check k2", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		n.boot = "boot-2"
+		n.open()
+		n.start()
+		synctest.Wait()
+		if len(told) > 0 {
+			t.Error("they were told while the early one hangs")
+		}
+		n.w.on("check k2", nil)
+		n.restored("k2")
+		synctest.Wait()
+		if len(told) != 1 || told[0] == 0 {
+			t.Errorf("told at %v, want once, when it was back", told)
+		}
+		n.restored("k1")
+		n.halt()
+		n.open()
+		n.start()
+		synctest.Wait()
+		if len(told) != 2 {
+			t.Errorf("told %d times, want a second time by the agent that was started again", len(told))
+		}
+	})
+}

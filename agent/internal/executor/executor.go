@@ -67,7 +67,7 @@ type Keeper interface {
 	Kept() ([]string, error)
 }
 
-// Config is what an executor needs. All fields must be set.
+// Config is what an executor needs. All fields must be set, but Early.
 type Config struct {
 	Journal  Journal
 	Gate     Gate
@@ -81,6 +81,9 @@ type Config struct {
 	Room func() error
 	// Reboots bounds how often tasks reboot the node.
 	Reboots RebootBudget
+	// Early is called once in each run, when no intent of an early kind has to be
+	// waited for any more: each is as it should be, or a task sees to it.
+	Early func()
 }
 
 // Executor carries tasks out. Its methods are safe for concurrent use; Run is

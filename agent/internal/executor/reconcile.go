@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -38,19 +40,30 @@ func (e *Executor) reconcile(ctx context.Context) {
 	if err != nil {
 		e.log.ErrorContext(ctx, "intents cannot be read", "err", err)
 	}
-	if err != nil || seen {
+	if err != nil {
+		return
+	}
+	var early map[string]bool
+	if !seen {
+		early = e.earlyFirst(keys)
+	}
+	settled := e.earlySettled(early)
+	if seen {
 		return
 	}
 	begun := e.cfg.Clock.Boot()
-	early := e.earlyFirst(keys)
 	for pause := restoreAgain; len(keys) > 0; {
 		settling := e.cfg.Clock.Boot()-begun < settleFor
 		var left []string
 		for _, key := range keys {
 			patient := settling && !early[key]
-			if done, err := e.see(ctx, key, patient); err != nil || !done {
+			done, err := e.see(ctx, key, patient)
+			if err != nil || !done {
 				e.log.WarnContext(ctx, "intent is not yet seen to", "intent", key, "err", err)
 				left = append(left, key)
+			}
+			if err == nil && done || errors.Is(err, errTaken) {
+				settled(key)
 			}
 			if ctx.Err() != nil {
 				return
@@ -73,6 +86,24 @@ func (e *Executor) reconcile(ctx context.Context) {
 	crash.Point("executor.boot.committed")
 }
 
+// earlySettled returns what is told of each early intent that need not be waited
+// for any more. After the last of them, who waits for that is told.
+func (e *Executor) earlySettled(early map[string]bool) func(key string) {
+	waited := maps.Clone(early)
+	tell := sync.OnceFunc(func() {
+		if e.cfg.Early != nil {
+			e.cfg.Early()
+		}
+	})
+	settled := func(key string) {
+		if delete(waited, key); len(waited) == 0 {
+			tell()
+		}
+	}
+	settled("")
+	return settled
+}
+
 // earlyFirst puts the intents of kinds first whose goal does not come back by
 // itself after a boot and on which others wait, and returns which these are.
 func (e *Executor) earlyFirst(keys []string) map[string]bool {
@@ -87,7 +118,9 @@ func (e *Executor) earlyFirst(keys []string) map[string]bool {
 			continue // so is this
 		}
 		kind, err := e.cfg.Registry.Kind(leaf.GetKind())
-		early[key] = err == nil && kind.Early
+		if err == nil && kind.Early {
+			early[key] = true
+		}
 	}
 	slices.SortStableFunc(keys, func(a, b string) int {
 		switch {

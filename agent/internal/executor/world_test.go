@@ -342,6 +342,7 @@ type node struct {
 	boot    string
 	gate    executor.Gate
 	journal func(*state.Store) executor.Journal
+	early   func() // of the executor that is opened next
 	e       *executor.Executor
 	stop    func()
 }
@@ -378,7 +379,7 @@ func (n *node) open() {
 	n.store = s
 	n.e = executor.New(executor.Config{
 		Journal: n.journal(s), Gate: n.gate, Hosts: noHosts{}, Registry: n.w.registry(),
-		Clock: n.clock, Logger: discard(), BootID: n.boot, Room: anyRoom, Reboots: executor.RebootBudget{Most: 3, Within: 24 * time.Hour},
+		Clock: n.clock, Logger: discard(), BootID: n.boot, Room: anyRoom, Reboots: executor.RebootBudget{Most: 3, Within: 24 * time.Hour}, Early: n.early,
 	})
 }
 

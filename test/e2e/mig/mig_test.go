@@ -27,7 +27,7 @@ const (
 )
 
 func TestMIG(t *testing.T) {
-	c := clustertest.Up(t, clustertest.Config{Nodes: 2})
+	c := clustertest.Up(t, clustertest.Config{Nodes: 3, Slurm: true})
 	lib, err := fakenvml.Build(t.Context(), fakenvml.Variant{})
 	if err != nil {
 		t.Fatal(err)
@@ -40,6 +40,10 @@ func TestMIG(t *testing.T) {
 			n.story()
 		})
 	}
+	t.Run("a member of a Slurm cluster", func(t *testing.T) {
+		t.Parallel()
+		member(t, c, lib)
+	})
 }
 
 // node is a node with two GPUs, of which the first is partitioned.
@@ -90,8 +94,12 @@ func (n *node) state() fakenvml.State {
 // instances it has.
 func (n *node) layout() string {
 	n.t.Helper()
+	return layoutOf(n.state())
+}
+
+func layoutOf(s fakenvml.State) string {
 	var out []string
-	for _, i := range n.state().GPUs[0].Instances {
+	for _, i := range s.GPUs[0].Instances {
 		out = append(out, fmt.Sprintf("%s/%d", i.Profile, len(i.Compute)))
 	}
 	slices.Sort(out)
@@ -175,6 +183,7 @@ func (n *node) story() {
 		n.t.Errorf("a layout that stood was made again: %v, %v", was, now)
 	}
 	n.inUse(was)
+	n.stays()
 	n.cut("the agent", "systemctl kill --kill-whom=main --signal=KILL millwrightd", halves, hasHalves, mixed, hasMixed)
 	n.cut("the program that changes", "systemctl kill --signal=KILL "+changing, mixed, hasMixed, halves, hasHalves)
 	n.reboot()
@@ -196,6 +205,33 @@ func (n *node) inUse(was []string) {
 	n.is("with a process in the way", hasHalves)
 	if now := n.devices(); !slices.Equal(was, now) {
 		n.t.Errorf("instances were made again: %v, %v", was, now)
+	}
+	n.sh("systemctl stop train")
+}
+
+// stays: a process that computes on an instance is not disturbed when the layout
+// stands, nor when all that is missing fits into the slices that are free.
+func (n *node) stays() {
+	n.t.Helper()
+	n.configure(succeeded, "{profile: 3g.40gb, count: 1}")
+	n.is("with one instance", "3g.40gb/1")
+	one := n.state().GPUs[0].Instances[0]
+	n.sh(fmt.Sprintf("systemd-run --quiet --unit=train fakenvml-state hold 0 compute %d %d", one.ID, one.Compute[0].ID))
+	n.await("train computes", func() bool {
+		return n.sh("systemctl is-active train || true") == "active" && len(n.state().Clients) > 0
+	})
+	train := n.sh("systemctl show -P MainPID train")
+	if task := n.configure(succeeded, "{profile: 3g.40gb, count: 1}"); len(task.GetPlan().GetSteps()) > 0 {
+		n.t.Errorf("a layout that stands has the plan %v", task.GetPlan())
+	}
+	n.configure(succeeded, mixed)
+	n.is("beside a process that computes", hasMixed)
+	n.cdi("beside a process that computes")
+	if now := n.sh("systemctl show -P MainPID train"); now != train || train == "0" {
+		n.t.Errorf("train was process %s, and is %s", train, now)
+	}
+	if now := n.devices(); !slices.Contains(now, one.Compute[0].UUID) {
+		n.t.Errorf("the device %s is gone: %v", one.Compute[0].UUID, now)
 	}
 	n.sh("systemctl stop train")
 }
@@ -232,8 +268,12 @@ func (n *node) cut(what, command, from, hasFrom, to, hasTo string) {
 func (n *node) reboot() {
 	n.t.Helper()
 	n.configure(succeeded, mixed)
+	n.watched("containerd")
 	if err := n.Machine(n.name).Reboot(n.t.Context()); err != nil {
 		n.t.Fatal(err)
+	}
+	if atBoot, then := n.seen("fakenvml"), n.seen("containerd"); atBoot != "" || then != hasMixed {
+		n.t.Errorf("the layout was %q at the boot, and %q when containerd started; want none, and %q", atBoot, then, hasMixed)
 	}
 	n.await("the layout is back", func() bool { return n.layout() == hasMixed })
 	n.await("the specification is back", func() bool { return n.sh("test -e "+cdiFile+" && echo yes || true") == "yes" })
@@ -245,6 +285,7 @@ func (n *node) reboot() {
 // work; once the driver answers, the layout is there again.
 func (n *node) hangs() {
 	n.t.Helper()
+	n.waitAtMost("5s")
 	n.sh("echo 'call=nvmlInit_v2 sleep=inf' > /var/lib/fakenvml/at-boot; mkdir -p /export /data")
 	if err := n.Machine(n.name).Reboot(n.t.Context()); err != nil {
 		n.t.Fatal(err)

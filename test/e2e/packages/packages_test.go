@@ -59,12 +59,12 @@ func TestInstallOnANodeThatHasNotJoined(t *testing.T) {
 	} {
 		testbedtest.Exec(t, n, argv...)
 	}
-	units := []string{"millwrightd.service", "millwright-server.service", "millwright.slice"}
+	units := []string{"millwrightd.service", "millwright-server.service", "millwright-restored.service", "millwright.slice"}
 	res, err := n.Exec(t.Context(), append([]string{"systemd-analyze", "verify"}, units...)...)
 	if complaints := string(res.Stderr); err != nil || strings.Contains(complaints, "millwright") {
 		t.Errorf("systemd-analyze verify: %v: %s", err, complaints)
 	}
-	for _, unit := range units[:2] {
+	for _, unit := range units[:3] {
 		if state := property(t, n, unit, "ActiveState"); state != "inactive" {
 			t.Errorf("%s is %s before the node has joined, want inactive", unit, state)
 		}
