@@ -43,13 +43,13 @@ var (
 // RunInfo describes container.run.
 func RunInfo() tasks.Info {
 	return tasks.Info{
-		Kind: "container.run", Revision: 1, Class: tasks.State,
+		Kind: "container.run", Revision: 2, Class: tasks.State, Since: map[protoreflect.Name]uint32{"devices": 2},
 		Summary: "run a container, now and after each boot",
 	}
 }
 
-// Locks implements [tasks.Task]. What a container sees of a mount must not
-// change while it is started.
+// Locks implements [tasks.Task]. What a container sees of a mount, and its GPUs,
+// must not change while it is started.
 func (Run) Locks(s *containerv1.RunSpec) []tasks.Lock {
 	locks := []tasks.Lock{{Name: intentKey(s.GetName())}}
 	for _, m := range s.GetMounts() {
@@ -57,6 +57,9 @@ func (Run) Locks(s *containerv1.RunSpec) []tasks.Lock {
 		if !slices.Contains(locks, l) {
 			locks = append(locks, l)
 		}
+	}
+	if len(s.GetDevices()) > 0 {
+		locks = append(locks, tasks.Lock{Name: "gpu", Shared: true})
 	}
 	return locks
 }
@@ -78,6 +81,7 @@ func setup(s *containerv1.RunSpec) *taskv1.ContainerStartStep {
 		Argv: s.GetArgv(), Environment: s.GetEnvironment(), WorkingDirectory: s.GetWorkingDirectory(), User: s.GetUser(),
 		ReadOnlyRoot: s.GetReadOnlyRoot(), HostNetwork: s.GetNetwork() == containerv1.Network_NETWORK_HOST,
 		MemoryBytes: s.GetResources().GetMemoryBytes(), CpuMillis: s.GetResources().GetCpuMillis(), StopGrace: s.GetStopGrace(),
+		Devices: s.GetDevices(),
 	}
 	if c.GetStopGrace() == nil {
 		c.StopGrace = durationpb.New(defaultGrace)
@@ -225,6 +229,15 @@ func preflight(ctx context.Context, h host.Reader, want *taskv1.ContainerStartSt
 	}
 	for _, m := range want.GetMounts() {
 		if err := checkSource(ctx, h, table, m.GetSource()); err != nil {
+			return err
+		}
+	}
+	for i, d := range want.GetDevices() {
+		_, err := h.ResolveCDI(ctx, d)
+		switch {
+		case errors.Is(err, host.ErrGPUUnknown):
+			return unfit("devices[%d]: %v: name one that is there, as mig.configure and millctl gpu get tell them", i, err)
+		case err != nil:
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	containerv1 "github.com/gpuaas/millwright/proto/millwright/container/v1"
 	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/host"
 	"github.com/gpuaas/millwright/tasks/step"
 )
 
@@ -44,6 +45,7 @@ func (Run) Validate(s *containerv1.RunSpec) error {
 		p.Add("user", u, "must be UID or UID:GID, as numbers of at most nine digits: for example 1000:1000")
 	}
 	checkMounts(&p, s.GetMounts())
+	checkDevices(&p, s.GetDevices())
 	checkResources(&p, s.GetResources())
 	if g := s.GetStopGrace(); g != nil && (!g.IsValid() || g.AsDuration() < 0 || g.AsDuration() > step.MaxStopGrace) {
 		p.Add("stop_grace", fmt.Sprint(g.AsDuration()), fmt.Sprintf("must be between 0 and %v", step.MaxStopGrace))
@@ -161,6 +163,21 @@ func checkMounts(p *tasks.Problems, mounts []*containerv1.BindMount) {
 				p.Add(target, m.GetTarget(), "is mounted on twice: name each path once")
 			}
 			targets = append(targets, m.GetTarget())
+		}
+	}
+}
+
+func checkDevices(p *tasks.Problems, devices []string) {
+	const most = 64
+	if len(devices) > most {
+		p.Add("devices", fmt.Sprintf("%d devices", len(devices)), fmt.Sprintf("must be at most %d", most))
+	}
+	for i, d := range devices {
+		field := fmt.Sprintf("devices[%d]", i)
+		if !regexp.MustCompile(`^` + regexp.QuoteMeta(host.CDIKind) + `=(GPU|MIG)-[0-9a-zA-Z-]{1,60}$`).MatchString(d) {
+			p.Add(field, d[:min(len(d), 80)], "must be the CDI name of a GPU or MIG device, such as "+host.CDIKind+"=MIG-1b2c...")
+		} else if slices.Contains(devices[:i], d) {
+			p.Add(field, d, "is named twice: name each device once")
 		}
 	}
 }

@@ -45,7 +45,11 @@ func TestValidate(t *testing.T) {
 		"mounts[0].target":       func(s *containerv1.RunSpec) { s.Mounts[0].Target = "/proc/x" },
 		"resources.memory_bytes": func(s *containerv1.RunSpec) { s.Resources = &containerv1.Resources{MemoryBytes: 1} },
 		"resources.cpu_millis":   func(s *containerv1.RunSpec) { s.Resources = &containerv1.Resources{CpuMillis: 1} },
-		"stop_grace":             func(s *containerv1.RunSpec) { s.StopGrace = durationpb.New(time.Hour) },
+		"devices[0]":             func(s *containerv1.RunSpec) { s.Devices = []string{"nvidia.com/gpu=0"} },
+		"devices[1]": func(s *containerv1.RunSpec) {
+			s.Devices = []string{"millwright.dev/gpu=MIG-1", "millwright.dev/gpu=MIG-1"}
+		},
+		"stop_grace": func(s *containerv1.RunSpec) { s.StopGrace = durationpb.New(time.Hour) },
 	} {
 		s := good()
 		spoil(s)

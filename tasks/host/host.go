@@ -351,6 +351,9 @@ type Container struct {
 	MemoryBytes  uint64        // 0: no limit
 	CPUMillis    uint32        // 0: no limit
 	StopGrace    time.Duration // from its stop signal until it is killed
+	// Devices are GPUs and MIG devices by their CDI names, which are looked up when
+	// the container is made: one that is not there is [ErrGPUUnknown].
+	Devices []string
 	// Record is kept with the container and given back with its status.
 	Record []byte
 }

@@ -111,7 +111,7 @@ func makeContainer(ctx context.Context, h host.Host, setup *taskv1.ContainerStar
 		Name: setup.GetName(), Image: setup.GetImageDigest(), Argv: setup.GetArgv(), Environment: setup.GetEnvironment(),
 		Dir: setup.GetWorkingDirectory(), User: setup.GetUser(), ReadOnlyRoot: setup.GetReadOnlyRoot(),
 		HostNetwork: setup.GetHostNetwork(), MemoryBytes: setup.GetMemoryBytes(), CPUMillis: setup.GetCpuMillis(),
-		StopGrace: setup.GetStopGrace().AsDuration(), Record: record,
+		StopGrace: setup.GetStopGrace().AsDuration(), Record: record, Devices: setup.GetDevices(),
 	}
 	for _, m := range setup.GetMounts() {
 		c.Mounts = append(c.Mounts, host.ContainerMount{Source: m.GetSource(), Target: m.GetTarget(), ReadOnly: m.GetReadOnly()})
@@ -198,7 +198,7 @@ func restoreContainer(ctx context.Context, h host.Host, name string, was *taskv1
 	if st.Exists && st.Running == was.GetRunning() && bytes.Equal(st.Record, record) {
 		return nil
 	}
-	if err := makeContainer(ctx, h, was.GetSetup(), record); errors.Is(err, fs.ErrNotExist) {
+	if err := makeContainer(ctx, h, was.GetSetup(), record); errors.Is(err, fs.ErrNotExist) || errors.Is(err, host.ErrGPUUnknown) {
 		return fmt.Errorf("bring container %s back: %w: %w", name, err, tasks.ErrIrreversible)
 	} else if err != nil {
 		return err

@@ -85,6 +85,10 @@ func New(cfg Config) *Node {
 		Users:  table.Users,
 		Logs:   journal{children}.lastLines,
 	})
+	set := gpus.New(gpus.Config{
+		Program: cfg.GPUProgram, Library: cfg.GPULibrary, Quiesce: cfg.QuietGPUs, Children: children, Files: fs, Find: findProgram,
+		Changes: gpus.InUnits(sd, filepath.Join(cfg.StateDir, "gpus")), Conditions: cfg.GPUConditions, Intents: cfg.GPUIntents,
+	})
 	return &Node{
 		systemd:  sd,
 		children: children,
@@ -97,17 +101,14 @@ func New(cfg Config) *Node {
 			secrets: secrets.New(secrets.Config{Dir: filepath.Join(cfg.StateDir, "secrets"), Files: fs, Fetcher: cfg.Secrets}),
 			Set:     disks.New(disks.Config{Children: children, Changes: disks.InUnits(sd), Find: findProgram}),
 			Runtime: containerd.New(containerd.Config{
-				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd,
+				LogDir: filepath.Join(cfg.StateDir, "containers"), Executable: cfg.Executable, Units: sd, Devices: set,
 				Clock: cfg.Clock, Logger: cfg.Logger,
 			}),
 			Native: packages.New(packages.Config{
 				Dir: filepath.Join(cfg.StateDir, "packages"), Children: children, Units: sd,
 				Clock: cfg.Clock, Logger: cfg.Logger, LockWait: cfg.PackageLockWait,
 			}),
-			gpuSet: gpuSet{gpus.New(gpus.Config{
-				Program: cfg.GPUProgram, Library: cfg.GPULibrary, Quiesce: cfg.QuietGPUs, Children: children, Files: fs, Find: findProgram,
-				Changes: gpus.InUnits(sd, filepath.Join(cfg.StateDir, "gpus")), Conditions: cfg.GPUConditions, Intents: cfg.GPUIntents,
-			})},
+			gpuSet: gpuSet{set},
 			Client: slurm.New(slurm.Config{Children: children, Find: findProgram, Clock: cfg.Clock}),
 			probe:  prober{children: children, executable: cfg.Executable, timeout: cfg.ProbeTimeout},
 		},

@@ -110,6 +110,11 @@ func (n *Node) createContainer(c host.Container) error {
 	case !n.images[c.Image]:
 		return fmt.Errorf("create container %s: image %s: %w", c.Name, c.Image, fs.ErrNotExist)
 	}
+	for _, d := range c.Devices {
+		if _, err := n.resolveCDI(d); err != nil {
+			return fmt.Errorf("create container %s: %w", c.Name, err)
+		}
+	}
 	n.containers[c.Name] = &container{Container: c}
 	return nil
 }

@@ -72,6 +72,11 @@ func (r *Runtime) create(ctx context.Context, c *client.Client, want host.Contai
 	if err != nil {
 		return err
 	}
+	devices, err := r.devices(ctx, want.Devices)
+	if err != nil {
+		return err
+	}
+	spec = append(spec, devices...) // last: nothing may take away what they add
 	if err := os.MkdirAll(r.logDir(want.Name), 0o700); err != nil {
 		return err
 	}

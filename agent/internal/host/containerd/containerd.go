@@ -9,6 +9,7 @@ package containerd
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -57,6 +58,14 @@ type Units interface {
 	StopUnit(ctx context.Context, name string) error
 }
 
+// Devices know the GPUs of the node.
+type Devices interface {
+	// CDIEdits returns what the CDI specification wants to be done to a container
+	// that is to have devices, in order. One that is not there, or not any more, is
+	// [host.ErrGPUUnknown].
+	CDIEdits(ctx context.Context, names []string) ([]json.RawMessage, error)
+}
+
 // Config is what a [Runtime] needs.
 type Config struct {
 	// Address is containerd's socket; unset: /run/containerd/containerd.sock.
@@ -67,6 +76,8 @@ type Config struct {
 	Executable string
 	// Units are systemd's.
 	Units Units
+	// Devices are the GPUs that containers can have; unset: there are none.
+	Devices Devices
 	// Settle is how long a container is watched until it counts as running;
 	// unset: 1 s.
 	Settle time.Duration

@@ -197,6 +197,33 @@ func (s *Set) ResolveCDI(ctx context.Context, name string) ([]string, error) {
 	return nodesIn(have.Devices[i])
 }
 
+// CDIEdits returns what the specification wants to be done to a container that is
+// to have devices: what all need, and then each device's. One that is not there, or
+// not any more, is [host.ErrGPUUnknown] with what became of it.
+func (s *Set) CDIEdits(ctx context.Context, names []string) ([]json.RawMessage, error) {
+	for _, name := range names {
+		if _, err := s.ResolveCDI(ctx, name); err != nil {
+			return nil, err
+		}
+	}
+	have, err := s.read(ctx)
+	if err != nil || have == nil {
+		return nil, errors.Join(err, fmt.Errorf("read %s: %w", s.cfg.CDI, host.ErrGPUUnknown))
+	}
+	var out []json.RawMessage
+	if len(have.Edits) > 0 {
+		out = append(out, have.Edits)
+	}
+	for _, name := range names {
+		for _, d := range have.Devices {
+			if full(d.Name) == name {
+				out = append(out, d.Edits)
+			}
+		}
+	}
+	return out, nil
+}
+
 // WriteCDI implements host.GPUWriter.
 func (s *Set) WriteCDI(ctx context.Context) error {
 	if err := s.publish(ctx); err != nil {

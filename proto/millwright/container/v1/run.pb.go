@@ -106,7 +106,11 @@ type RunSpec struct {
 	Resources *Resources `protobuf:"bytes,10,opt,name=resources,proto3" json:"resources,omitempty"`
 	// How long the program has, after its stop signal, until it is killed; unset:
 	// 10 s.
-	StopGrace     *durationpb.Duration `protobuf:"bytes,11,opt,name=stop_grace,json=stopGrace,proto3" json:"stop_grace,omitempty"`
+	StopGrace *durationpb.Duration `protobuf:"bytes,11,opt,name=stop_grace,json=stopGrace,proto3" json:"stop_grace,omitempty"`
+	// GPUs and MIG devices that the container can use, by their CDI names as the
+	// result of mig.configure has them: millwright.dev/gpu=MIG-... They are looked up
+	// whenever it is made; one that is gone since a change of the GPUs is refused.
+	Devices       []string `protobuf:"bytes,12,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -214,6 +218,13 @@ func (x *RunSpec) GetResources() *Resources {
 func (x *RunSpec) GetStopGrace() *durationpb.Duration {
 	if x != nil {
 		return x.StopGrace
+	}
+	return nil
+}
+
+func (x *RunSpec) GetDevices() []string {
+	if x != nil {
+		return x.Devices
 	}
 	return nil
 }
@@ -485,7 +496,7 @@ var File_millwright_container_v1_run_proto protoreflect.FileDescriptor
 
 const file_millwright_container_v1_run_proto_rawDesc = "" +
 	"\n" +
-	"!millwright/container/v1/run.proto\x12\x17millwright.container.v1\x1a\x1egoogle/protobuf/duration.proto\"\xe4\x03\n" +
+	"!millwright/container/v1/run.proto\x12\x17millwright.container.v1\x1a\x1egoogle/protobuf/duration.proto\"\xfe\x03\n" +
 	"\aRunSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x124\n" +
 	"\x05image\x18\x02 \x01(\v2\x1e.millwright.container.v1.ImageR\x05image\x12\x12\n" +
@@ -499,7 +510,8 @@ const file_millwright_container_v1_run_proto_rawDesc = "" +
 	"\tresources\x18\n" +
 	" \x01(\v2\".millwright.container.v1.ResourcesR\tresources\x128\n" +
 	"\n" +
-	"stop_grace\x18\v \x01(\v2\x19.google.protobuf.DurationR\tstopGrace\"L\n" +
+	"stop_grace\x18\v \x01(\v2\x19.google.protobuf.DurationR\tstopGrace\x12\x18\n" +
+	"\adevices\x18\f \x03(\tR\adevices\"L\n" +
 	"\x05Image\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12!\n" +
 	"\voci_archive\x18\x02 \x01(\tH\x00R\n" +

@@ -1255,7 +1255,9 @@ type ContainerStartStep struct {
 	// The most processor time in thousandths of a processor; 0: no limit.
 	CpuMillis uint32 `protobuf:"varint,12,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
 	// How long it has to end, after its stop signal, until it is killed.
-	StopGrace     *durationpb.Duration `protobuf:"bytes,13,opt,name=stop_grace,json=stopGrace,proto3" json:"stop_grace,omitempty"`
+	StopGrace *durationpb.Duration `protobuf:"bytes,13,opt,name=stop_grace,json=stopGrace,proto3" json:"stop_grace,omitempty"`
+	// The GPUs and MIG devices that it can use, by their CDI names.
+	Devices       []string `protobuf:"bytes,14,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1377,6 +1379,13 @@ func (x *ContainerStartStep) GetCpuMillis() uint32 {
 func (x *ContainerStartStep) GetStopGrace() *durationpb.Duration {
 	if x != nil {
 		return x.StopGrace
+	}
+	return nil
+}
+
+func (x *ContainerStartStep) GetDevices() []string {
+	if x != nil {
+		return x.Devices
 	}
 	return nil
 }
@@ -2288,7 +2297,7 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\voci_archive\x18\x02 \x01(\tR\n" +
 	"ociArchive\")\n" +
 	"\rImageObserved\x12\x18\n" +
-	"\apresent\x18\x01 \x01(\bR\apresent\"\xe4\x03\n" +
+	"\apresent\x18\x01 \x01(\bR\apresent\"\xfe\x03\n" +
 	"\x12ContainerStartStep\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x12\x1f\n" +
@@ -2306,7 +2315,8 @@ const file_millwright_task_v1_step_proto_rawDesc = "" +
 	"\n" +
 	"cpu_millis\x18\f \x01(\rR\tcpuMillis\x128\n" +
 	"\n" +
-	"stop_grace\x18\r \x01(\v2\x19.google.protobuf.DurationR\tstopGrace\"]\n" +
+	"stop_grace\x18\r \x01(\v2\x19.google.protobuf.DurationR\tstopGrace\x12\x18\n" +
+	"\adevices\x18\x0e \x03(\tR\adevices\"]\n" +
 	"\x0eContainerMount\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x1b\n" +
