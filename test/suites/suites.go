@@ -73,6 +73,10 @@ var required = []suite{
 		packages: []string{"./test/testbed/..."}, timeout: 15 * time.Minute, parallel: 1,
 	},
 	{
+		name: "stalefs", about: "the stand-in for a mount that answers with errors: the kernel passes each of them on",
+		packages: []string{"./test/stalefs"}, timeout: 5 * time.Minute,
+	},
+	{
 		name: "canary", about: "a secret planted in each place of a real node is found there",
 		packages: []string{"./test/canary"}, timeout: 5 * time.Minute,
 	},

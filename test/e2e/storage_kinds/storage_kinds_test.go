@@ -142,7 +142,7 @@ chmod 755 /sbin/mount.%[1]s`
 func standIns(t *testing.T, c *clustertest.Cluster) {
 	const node = "n2"
 	for _, f := range []struct{ helper, shows, options string }{
-		{"lustre", "lustre", "^flock$"}, {"wekafs", "wekafs", "^(read|write)cache$"}, {"ceph", "ceph", "^name="}, {"beegfs", "beegfs", "^cfgFile="}, {"nfs", "nfs4", "^(vers|nconnect|proto)=|^hard$"},
+		{"lustre", "lustre", "^(local|no)?flock$"}, {"wekafs", "wekafs", "^(read|write)cache$"}, {"ceph", "ceph", "^name="}, {"beegfs", "beegfs", "^cfgFile="}, {"nfs", "nfs4", "^(vers|nconnect|proto)=|^hard$"},
 	} {
 		c.Sh(node, fmt.Sprintf(helper, f.helper, f.shows, f.options))
 	}

@@ -8,8 +8,9 @@ import (
 	"github.com/gpuaas/millwright/tasks/host"
 )
 
-// standIn begins the source of a tmpfs that stands in for a file system that the
-// kernel of a test does not have:
+// standIn begins the source of a tmpfs, or of a FUSE file system that answers with
+// errors, that stands in for a file system that the kernel of a test does not
+// have:
 //
 //	standin;TYPE;SOURCE;OPTION;OPTION...
 const standIn = "standin;"
@@ -20,7 +21,7 @@ func disguised(table []host.Mount) []host.Mount {
 	for i, m := range table {
 		rest, ok := strings.CutPrefix(m.Source, standIn)
 		parts := strings.Split(rest, ";")
-		if !ok || m.FSType != "tmpfs" || len(parts) < 2 {
+		if !ok || m.FSType != "tmpfs" && m.FSType != "fuse" || len(parts) < 2 {
 			continue
 		}
 		table[i].FSType, table[i].Source = parts[0], parts[1]
