@@ -30,7 +30,7 @@ func deviceSource(d *storagev1.DeviceSource) source {
 	file := devicePath(d)
 	return source{
 		what: file, unitType: d.GetFstype(), options: []string{"nofail", "noatime"}, jobTimeout: "40",
-		fstype: d.GetFstype(), shown: file, needs: needs{kernel: []string{d.GetFstype()}, device: file},
+		fstype: d.GetFstype(), shown: file, needs: needs{kernel: []string{d.GetFstype()}, device: file, holds: d.GetFstype()},
 	}
 }
 
@@ -89,4 +89,38 @@ func deviceNow(ctx context.Context, h host.Reader, file string) (string, error) 
 		}
 	}
 	return "", nil
+}
+
+// checkHolds refuses a device that is not there, or seen to hold something else
+// than the file system that is to be mounted: the kernel's own word for that is
+// "wrong fs type, bad option, bad superblock".
+func checkHolds(ctx context.Context, h host.Reader, file, fstype string) error {
+	now, err := deviceNow(ctx, h, file)
+	if err != nil {
+		return err
+	}
+	if now == "" {
+		return unfit("disk %s is not there: look what ls -l /dev/disk/by-uuid shows", file)
+	}
+	if path.Dir(now) != "/dev" {
+		return nil
+	}
+	list, err := h.Signatures(ctx, path.Base(now))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it went away just now, which the mount says better
+	}
+	if err != nil {
+		return err
+	}
+	var types []string
+	for _, sig := range list {
+		if sig.Type == fstype {
+			return nil
+		}
+		types = append(types, sig.Type)
+	}
+	if len(types) == 0 {
+		return unfit("disk %s (%s) holds no file system, and device.fstype is %s: name another disk, or make one there", file, now, fstype)
+	}
+	return unfit("disk %s (%s) holds %s, and device.fstype is %s: say what it holds, or name another disk", file, now, strings.Join(types, ", "), fstype)
 }

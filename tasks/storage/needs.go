@@ -21,6 +21,7 @@ type needs struct {
 	secrets  []secretFile
 	beegfs   string // the configuration file of a BeeGFS client
 	device   string
+	holds    string // the file system that the device must hold
 }
 
 type program struct{ name, pkg string }
@@ -62,12 +63,8 @@ func (n needs) check(ctx context.Context, h host.Reader, table []host.Mount) err
 		}
 	}
 	if n.device != "" {
-		now, err := deviceNow(ctx, h, n.device)
-		if err != nil {
+		if err := checkHolds(ctx, h, n.device, n.holds); err != nil {
 			return err
-		}
-		if now == "" {
-			return unfit("disk %s is not there: look what ls -l /dev/disk/by-uuid shows", n.device)
 		}
 	}
 	if n.beegfs != "" {

@@ -1,4 +1,5 @@
-// Package storage_scratch shows storage.scratch on real nodes with loop disks.
+// Package storage_scratch shows storage.scratch, and storage.mount of a disk, on
+// real nodes with loop disks.
 package storage_scratch
 
 import (
@@ -24,8 +25,8 @@ func spec(file, more string) string {
 }
 
 func TestScratch(t *testing.T) {
-	c := clustertest.Up(t, clustertest.Config{Nodes: 2})
-	for _, n := range []string{"n1", "n2"} {
+	c := clustertest.Up(t, clustertest.Config{Nodes: 3})
+	for _, n := range []string{"n1", "n2", "n3"} {
 		equip(t, c, n)
 	}
 	t.Run("nodes", func(t *testing.T) {
@@ -37,6 +38,10 @@ func TestScratch(t *testing.T) {
 			t.Parallel()
 			refused(t, c.With(t))
 		})
+		t.Run("device", func(t *testing.T) {
+			t.Parallel()
+			device(t, c.With(t))
+		})
 	})
 }
 
@@ -46,11 +51,12 @@ func TestScratch(t *testing.T) {
 const disks = `#!/bin/sh
 test -e /dev/loop-control || mknod /dev/loop-control c 10 237
 for i in $(seq 0 63); do test -e /dev/loop$i || mknod /dev/loop$i b 7 $i; done
-mkdir -p /dev/disk/by-uuid
+mkdir -p /dev/disk/by-uuid /dev/disk/by-id
 while :; do
 	for f in /srv/*.img; do
 		test -n "$(losetup -j $f)" || losetup --find $f
 		dev=$(losetup -j $f | head -n1 | cut -d: -f1)
+		ln -sfn $dev /dev/disk/by-id/file-$(basename $f .img)
 		uuid=$(blkid -p -s UUID -o value $dev)
 		for l in /dev/disk/by-uuid/*; do
 			test "$(readlink $l)" != $dev || test "${l##*/}" = "$uuid" || rm $l
@@ -65,7 +71,7 @@ done
 // wait stands in front of mount(8), for what systemd does where it knows devices,
 // which is not in a container: it waits for the link.
 const wait = `#!/bin/sh
-for a; do case $a in /dev/disk/by-uuid/*) for i in $(seq 50); do test -e $a && break; sleep 0.1; done;; esac; done
+for a; do case $a in /dev/disk/by-*/*) for i in $(seq 50); do test -e $a && break; sleep 0.1; done;; esac; done
 exec /usr/bin/mount.real "$@"
 `
 
@@ -87,7 +93,7 @@ systemctl daemon-reload; systemctl enable --now disks`)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 		defer cancel()
-		_, _ = c.Machine(name).Exec(ctx, "sh", "-c", "systemctl stop disks; umount "+target) // it may be off, or not mounted
+		_, _ = c.Machine(name).Exec(ctx, "sh", "-c", "systemctl stop disks; umount "+target+" /mnt/ext4 /mnt/xfs") // it may be off, or not mounted
 		for line := range strings.Lines(output(ctx, "losetup", "--list", "--noheadings", "--output", "NAME,BACK-FILE")) {
 			if dev, file, _ := strings.Cut(strings.TrimSpace(line), " "); strings.Contains(file, "/srv/"+name+"-") {
 				_ = exec.CommandContext(ctx, "losetup", "--detach", dev).Run()
@@ -130,12 +136,12 @@ func life(t *testing.T, c *clustertest.Cluster) {
 	if task := succeed(t, c.Do("storage.scratch", "n1", spec(file, ""))); len(task.GetPlan().GetSteps()) != 0 {
 		t.Errorf("a second task plans %v", task.GetPlan())
 	}
-	reboot(t, c, "")
+	reboot(t, c, "n1", "")
 	mounted(c, "n1", "kept")
 	// The machine was stopped and started elsewhere: the disk is empty.
 	c.Sh("n1", `printf '#!/bin/sh\nset -e\nrm -f /srv/n1-scratch.img\ntruncate -s `+size+` /srv/n1-scratch.img\nlosetup -j /srv/n1-scratch.img | cut -d: -f1 | xargs -r losetup -d\nsed -i /empty/d /root/disks\n' > /root/empty; chmod 755 /root/empty
 sed -i '2i test ! -e /root/empty || /root/empty # empty' /root/disks`)
-	reboot(t, c, "degraded: scratch.mount ")
+	reboot(t, c, "n1", "degraded: scratch.mount ")
 	mounted(c, "n1", "")
 	if got := c.Sh("n1", "blkid -p -s UUID -o value $(losetup -j "+file+" | cut -d: -f1)"); got != r.GetUuid() {
 		t.Errorf("made anew, the disk has the UUID %s, before %s", got, r.GetUuid())
@@ -146,13 +152,13 @@ sed -i '2i test ! -e /root/empty || /root/empty # empty' /root/disks`)
 	}
 }
 
-// reboot boots n1; degraded is why it may come up without all of its units.
-func reboot(t *testing.T, c *clustertest.Cluster, degraded string) {
+// reboot boots a node; degraded is why it may come up without all of its units.
+func reboot(t *testing.T, c *clustertest.Cluster, node, degraded string) {
 	t.Helper()
-	if err := c.Machine("n1").Reboot(t.Context()); err != nil && (degraded == "" || !strings.Contains(err.Error(), degraded)) {
+	if err := c.Machine(node).Reboot(t.Context()); err != nil && (degraded == "" || !strings.Contains(err.Error(), degraded)) {
 		t.Fatal(err)
 	}
-	if err := c.WaitConnected(t.Context(), "n1"); err != nil {
+	if err := c.WaitConnected(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
 }
