@@ -74,7 +74,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		}).Run(ctx)
 	})
 	g.Go(func() error { a.serve(ctx); return nil })
-	g.Go(func() error { return a.gpu.Run(ctx) })
+	g.Go(func() error {
+		a.awaitGPUChange(ctx)
+		return a.gpu.Run(ctx)
+	})
 	g.Go(func() error { a.watchdog(ctx); return nil })
 	g.Go(func() error {
 		<-ctx.Done()

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/millwright/agent/internal/gpu"
 	gpuhealth "github.com/gpuaas/millwright/agent/internal/health"
 	"github.com/gpuaas/millwright/agent/internal/health/xid"
+	nodehost "github.com/gpuaas/millwright/agent/internal/host"
 	"github.com/gpuaas/millwright/agent/internal/session"
 	"github.com/gpuaas/millwright/agent/internal/state"
 	agentv1 "github.com/gpuaas/millwright/proto/millwright/agent/v1"
@@ -82,6 +83,17 @@ func (n *node) gpuIntents(ctx context.Context) ([]host.GPUIntent, error) {
 		}
 	}
 	return out, nil
+}
+
+// awaitGPUChange waits until no change of the GPUs runs that an earlier life of the
+// agent began: the program that samples would be in its way, and a reset fail for it.
+func (a *Agent) awaitGPUChange(ctx context.Context) {
+	if a.gpuProgram() == "" {
+		return
+	}
+	if err := nodehost.AwaitGPUChange(ctx, a.cfg.StateDir, a.log); err != nil && ctx.Err() == nil {
+		a.log.WarnContext(ctx, "GPUs are looked after although a change of them may go on", "err", err)
+	}
 }
 
 // reports is what the session says of the GPUs; nil for nothing.
