@@ -153,6 +153,10 @@ var required = []suite{
 		packages: []string{"./test/e2e/mig"}, timeout: 15 * time.Minute,
 	},
 	{
+		name: "e2e/gpu_kinds", about: "eight GPUs: one reset, with its MIG layout, in use, unsupported, hanging, the agent and nvidia-smi killed; all diagnosed, with a stand-in for dcgmi",
+		packages: []string{"./test/e2e/gpu_kinds"}, timeout: 15 * time.Minute,
+	},
+	{
 		name: "e2e/safe_mode", about: "a state that is locked: a session and no work; one that is damaged: set aside, held, never run again",
 		packages: []string{"./test/e2e/safe_mode"}, timeout: 10 * time.Minute,
 	},
