@@ -42,6 +42,14 @@ func (e suite) containers(t *testing.T) {
 		must(t, h.ImportImage(ctx, archive, digest))
 		must(t, h.CreateContainer(ctx, c))
 	}
+	gone := c
+	gone.Name, gone.Devices = c.Name+"-gone", []string{host.CDIKind + "=MIG-gone"}
+	if err := h.CreateContainer(ctx, gone); !errors.Is(err, host.ErrGPUUnknown) {
+		t.Errorf("create with a device that is not there: %v", err)
+	}
+	if st, err := h.Container(ctx, gone.Name); err != nil || st.Exists {
+		t.Errorf("Container after that = %+v, %v", st, err)
+	}
 	if st, err := h.ProbeContainer(ctx, c.Name); err != nil || !st.Exists || !st.Ours || st.Running || string(st.Record) != "one" || st.Image != digest {
 		t.Errorf("ProbeContainer of one that was not started = %+v, %v", st, err)
 	}

@@ -32,12 +32,13 @@ func TestMIG(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	archive, digest := image(t)
 	for name, product := range map[string]string{"n1": "A100-80", "n2": "H100"} {
 		t.Run(product, func(t *testing.T) {
 			t.Parallel()
 			n := &node{t: t, Cluster: c.With(t), name: name}
 			n.equip(lib, product)
-			n.story()
+			n.story(archive, digest)
 		})
 	}
 	t.Run("a member of a Slurm cluster", func(t *testing.T) {
@@ -173,7 +174,7 @@ func (n *node) configure(want taskv1.TaskState, instances string) *taskv1.Task {
 	return task
 }
 
-func (n *node) story() {
+func (n *node) story(archive []byte, digest string) {
 	n.configure(succeeded, halves)
 	n.is("after the first task", hasHalves)
 	n.cdi("after the first task")
@@ -184,6 +185,7 @@ func (n *node) story() {
 	}
 	n.inUse(was)
 	n.stays()
+	n.containers(archive, digest)
 	n.cut("the agent", "systemctl kill --kill-whom=main --signal=KILL millwrightd", halves, hasHalves, mixed, hasMixed)
 	n.cut("the program that changes", "systemctl kill --signal=KILL "+changing, mixed, hasMixed, halves, hasHalves)
 	n.reboot()
