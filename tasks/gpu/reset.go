@@ -102,8 +102,9 @@ func (Reset) Plan(ctx context.Context, h host.Reader, s *gpuv1.ResetSpec) (tasks
 	for _, st := range meant {
 		b.add(st)
 	}
-	spec, err := h.CDI(ctx)
-	steps := b.steps(&gpuv1.GpuResetStep{Gpus: b.targets, BootId: boot, Timeout: durationpb.New(span(s.GetTimeout(), resetTime))}, err != nil || len(spec.Devices) > 0)
+	spec, unread := h.CDI(ctx)
+	publish := unread != nil || len(spec.Devices) > 0 // one that cannot be read is written anew
+	steps := b.steps(&gpuv1.GpuResetStep{Gpus: b.targets, BootId: boot, Timeout: durationpb.New(span(s.GetTimeout(), resetTime))}, publish)
 	return tasks.Plan{
 		Steps: steps, Differences: b.differences,
 		Disturbs: &tasks.Disturbance{What: "resets GPUs", Wait: b.wait},

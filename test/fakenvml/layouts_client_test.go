@@ -29,7 +29,6 @@ type reached struct {
 type explore struct {
 	device nvml.Device
 	out    reached
-	made   []nvml.GpuInstance
 	now    []string
 	counts []int
 	seen   map[string]bool
@@ -78,7 +77,9 @@ func (e *explore) profiles() {
 			}
 			if gi, r := e.device.CreateGpuInstanceWithPlacement(&info, &nvml.GpuInstancePlacement{Start: start, Size: p.Size}); r == nvml.SUCCESS {
 				e.problem("profile %d was made at %d, which is none of %v", p.ID, start, p.Starts)
-				gi.Destroy()
+				if r := gi.Destroy(); r != nvml.SUCCESS {
+					e.problem("it cannot be destroyed: %v", r)
+				}
 			}
 		}
 		e.out.Profiles = append(e.out.Profiles, p)

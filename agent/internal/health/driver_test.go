@@ -260,7 +260,7 @@ func TestLook(t *testing.T) {
 	if c := of("gpu.pcie_width"); c.GetState() != ok {
 		t.Errorf("at first: %v", c)
 	}
-	if err := b.Node.Set(t.Context(), 0, "pcie_width=8"); err != nil {
+	if err := b.Set(t.Context(), 0, "pcie_width=8"); err != nil {
 		t.Fatal(err)
 	}
 	if c := of("gpu.pcie_width"); c.GetState() != raised {

@@ -357,7 +357,12 @@ func TestSampler(t *testing.T) {
 	run, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- s.Run(run) }()
-	defer func() { stop(); <-done }()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("Run() = %v", err)
+		}
+	}()
 	await := func(want gpuv1.DriverState) {
 		t.Helper()
 		limit, cancel := context.WithTimeout(ctx, 30*time.Second)

@@ -28,9 +28,13 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	os.Setenv(built, dir)
+	if err := os.Setenv(built, dir); err != nil {
+		panic(err)
+	}
 	code := m.Run()
-	os.RemoveAll(dir)
+	if err := os.RemoveAll(dir); err != nil {
+		panic(err)
+	}
 	os.Exit(code)
 }
 
