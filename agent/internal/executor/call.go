@@ -34,12 +34,12 @@ func call[T any](ctx context.Context, t *task, grace time.Duration, fn func() (T
 	done := make(chan answer, 1)
 	left := t.e.called(t.id)
 	t.e.calls.Go(func() {
-		defer left()
 		var a answer
 		a.err = t.guard(func() (err error) {
 			a.value, err = fn()
 			return err
 		})
+		left() // before the answer: who acts on it must not find the call still going on
 		done <- a
 	})
 	select {
