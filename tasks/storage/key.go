@@ -30,9 +30,11 @@ type keyFile struct {
 	ref  *taskv1.SecretRef // nil: somebody else brought it
 }
 
-// ownKeyPath is where the key of a mount is put that comes with it.
+// ownKeyPath is where the key of a mount is put that comes with it: the name of
+// its unit, with + where that has \x. Systemd and libfuse each read a backslash
+// in their own way; a + is never in the name of a unit.
 func ownKeyPath(target string) string {
-	return keyDir + "/" + strings.TrimSuffix(MountUnit(target), ".mount") + ".key"
+	return keyDir + "/" + strings.ReplaceAll(escapePath(target), `\x`, "+") + ".key"
 }
 
 // keyFileOf returns the key file of a spec; the path is empty when its source

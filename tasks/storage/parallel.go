@@ -145,7 +145,7 @@ func cephSource(c *storagev1.CephfsSource, key keyFile) source {
 	}
 	s := source{
 		what: strings.Join(c.GetMonitors(), ",") + ":" + dir, unitType: "ceph", network: true, fstype: "ceph", anyServer: true,
-		options: []string{"_netdev", "name=" + c.GetUser(), "secretfile=" + c.GetKeyFile()},
+		options: []string{"_netdev", "name=" + c.GetUser(), "secretfile=" + key.path},
 		inForce: []optionInForce{{key: "name", value: c.GetUser()}},
 		needs: needs{
 			programs: []program{{"mount.ceph", "ceph-common"}}, kernel: []string{"ceph"},

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	storagev1 "github.com/gpuaas/millwright/proto/millwright/storage/v1"
+	taskv1 "github.com/gpuaas/millwright/proto/millwright/task/v1"
 	"github.com/gpuaas/millwright/tasks"
 )
 
@@ -19,6 +20,48 @@ func TestLongMountPoint(t *testing.T) {
 	target := "/" + strings.Repeat("a", 248)
 	if unit, key := MountUnit(target), path.Base(ownKeyPath(target)); len(unit) > 255 || len(key) > len(unit) {
 		t.Errorf("a unit's name of %d bytes, a key's of %d", len(unit), len(key))
+	}
+}
+
+// TestClientsAreGivenTheKey checks that each client that takes a key is told just
+// the file to which it is written, by a name that nobody on the way reads as
+// something else: systemd and libfuse unescape backslashes.
+func TestClientsAreGivenTheKey(t *testing.T) {
+	key := &taskv1.SecretRef{Name: "k", Salt: make([]byte, tasks.SaltBytes), Sha256: make([]byte, tasks.DigestBytes)}
+	s3 := func(client storagev1.S3Client) *storagev1.MountSpec {
+		b := &storagev1.S3Source{Client: client, Bucket: "abc", Key: key}
+		if client == storagev1.S3Client_S3_CLIENT_RCLONE {
+			b.Remote = "r"
+		}
+		return &storagev1.MountSpec{Source: &storagev1.MountSpec_S3{S3: b}}
+	}
+	for line, spec := range map[string]*storagev1.MountSpec{
+		"passwd_file=": s3(storagev1.S3Client_S3_CLIENT_S3FS),
+		"Environment=AWS_SHARED_CREDENTIALS_FILE=": s3(storagev1.S3Client_S3_CLIENT_MOUNT_S3),
+		"config=":     s3(storagev1.S3Client_S3_CLIENT_RCLONE),
+		"secretfile=": {Source: &storagev1.MountSpec_Cephfs{Cephfs: &storagev1.CephfsSource{Monitors: []string{"m"}, User: "u", Key: key}}},
+	} {
+		for _, target := range []string{"/mnt/models", "/mnt/my-models", "/srv/.a+b@c=d,e~f"} {
+			spec.Target = target
+			if err := (Mount{}).Validate(spec); err != nil {
+				t.Fatal(err)
+			}
+			unit, err := unitFile(spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, rest, found := strings.Cut(unit, line)
+			given, _, _ := strings.Cut(strings.SplitN(rest, "\n", 2)[0], ",")
+			if wrote := keyFileOf(spec).write().GetPath(); !found || given != wrote {
+				t.Errorf("%s%s is what the client is told, and the key is in %s", line, given, wrote)
+			}
+			if c, bad := firstBad(given, "._-+/"); bad {
+				t.Errorf("%s%s: %q means something to those who read it", line, given, c)
+			}
+		}
+	}
+	if a, b := ownKeyPath("/a-b"), ownKeyPath("/a+2db"); a == b {
+		t.Errorf("two mount points have one key file, %s", a)
 	}
 }
 

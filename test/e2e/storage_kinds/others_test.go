@@ -23,12 +23,13 @@ for i in $(seq 100); do grep -qi ":$(printf %04X $p) " /proc/net/tcp /proc/net/t
 func otherKinds(t *testing.T, c *clustertest.Cluster, node string) {
 	c.Sh("n1", serversListen)
 	lnet(t, c, node)
+	c.Put("ceph-key", []byte("AQDkey==\n"))
 	c.Sh(node, "mkdir -p /etc/beegfs; printf 'sysMgmtdHost = n1\\nconnDisableAuthentication = true\\n' > /etc/beegfs/client.conf")
 	for _, kind := range []struct{ helper, spec, given string }{
 		{"nfs", "target: /mnt/nfs\nnfs: {server: n1, path: /exp, version: '4.2', nconnect: 8}\n",
 			"n1:/exp /mnt/nfs -o rw,vers=4.2,nconnect=8,proto=tcp,hard,timeo=600,retrans=2,noresvport,retry=0,_netdev"},
-		{"ceph", "target: /mnt/ceph\ncephfs: {monitors: [n1], user: u, key_file: /etc/ceph.key}\n",
-			"n1:/ /mnt/ceph -o rw,name=u,secretfile=/etc/ceph.key,ms_mode=prefer-crc,recover_session=clean,_netdev"},
+		{"ceph", "target: /mnt/ceph\ncephfs: {monitors: [n1], user: u, key: {name: ceph-key}}\n",
+			"n1:/ /mnt/ceph -o rw,name=u,secretfile=/etc/millwright-keys/mnt-ceph.key,ms_mode=prefer-crc,recover_session=clean,_netdev"},
 		{"beegfs", "target: /mnt/beegfs\nbeegfs: {config_file: /etc/beegfs/client.conf}\n",
 			"beegfs_nodev /mnt/beegfs -o rw,cfgFile=/etc/beegfs/client.conf,_netdev"},
 		{"lustre", "target: /mnt/lustre\nlustre: {mgs: ['n1@tcp', '10.9.9.9@o2ib1'], filesystem: fs1, subdirectory: /proj}\n",

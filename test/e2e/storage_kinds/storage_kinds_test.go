@@ -18,7 +18,7 @@ import (
 
 const (
 	keyID   = "CANARYKEYID"
-	keyFile = "/etc/millwright-keys/mnt-models.key"
+	keyFile = "/etc/millwright-keys/mnt-my+2dmodels.key"
 )
 
 func TestStorageKinds(t *testing.T) {
@@ -34,7 +34,7 @@ func bucket(target string, port int, more string) string {
 }
 
 func s3fs(t *testing.T, c *clustertest.Cluster) {
-	const node, target, port = "n1", "/mnt/models", 9000
+	const node, target, port = "n1", "/mnt/my-models", 9000
 	address := fmt.Sprintf("%s:%d", c.Bed().Address(), port)
 	s := s3store.New("models", keyID)
 	begin := time.Now()
@@ -51,7 +51,7 @@ func s3fs(t *testing.T, c *clustertest.Cluster) {
 		t.Errorf("a bucket that is not there: %s %s: %s", gone.GetState(), gone.GetUndo(), gone.GetMessage())
 	}
 
-	if left := c.Sh(node, "ls -A /etc/millwright-keys /var/lib/millwright/secrets 2>/dev/null || true"); strings.Contains(left, "mnt-models") {
+	if left := c.Sh(node, "ls -A /etc/millwright-keys /var/lib/millwright/secrets 2>/dev/null || true"); strings.Contains(left, "models") {
 		t.Errorf("undone, the key is still there: %s", left)
 	}
 
