@@ -27,7 +27,7 @@ var closed = []string{
 var shared = []string{"/", "/root", "/tmp", "/usr", "/usr/local", "/var", "/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/tmp"}
 
 // secret are directories that must not be shown elsewhere.
-var secret = []string{"/dev", "/proc", "/sys", "/etc/millwright", "/run/millwright", "/var/lib/millwright", "/var/lib/millwright-server"}
+var secret = []string{"/dev", "/proc", "/sys", "/etc/millwright", keyDir, "/run/millwright", "/var/lib/millwright", "/var/lib/millwright-server"}
 
 // checkPath reports what is wrong with a path, whatever it is used for.
 func checkPath(p *tasks.Problems, field, value string) bool {

@@ -106,8 +106,12 @@ func checkBind(p *tasks.Problems, b *storagev1.BindSource, target string, target
 		return
 	}
 	for _, dir := range secret {
-		if step.Within(b.GetPath(), dir) {
+		switch {
+		case step.Within(b.GetPath(), dir):
 			p.Add(field, b.GetPath(), "is in "+dir+", which must not be shown elsewhere: choose another directory")
+			return
+		case step.Within(dir, b.GetPath()):
+			p.Add(field, b.GetPath(), "holds "+dir+", which must not be shown elsewhere: choose a directory of its own")
 			return
 		}
 	}
