@@ -141,6 +141,9 @@ func (Join) Plan(ctx context.Context, h host.Reader, spec *slurmv1.JoinSpec) (ta
 	if s.anew(m) && s.answered && s.node.Known && active(s.slurmd) && s.usable() {
 		return tasks.Plan{}, unfit("node %s is a member with another description (%s): use slurm.reconfigure, which drains it first", s.node.Name, firstDifference(diffs))
 	}
+	if s.anew(m) && s.answered && step.ForeignDrain(s.node, ownerLeave, ownerReconfigure) {
+		return tasks.Plan{}, unfit("node %s is drained by somebody else, %q, which the controller would forget when the node registers anew (%s): end that drain first", s.node.Name, s.node.Reason, firstDifference(diffs))
+	}
 	return tasks.Plan{Differences: diffs, Steps: append(slices.Clone(s.packages.Steps), s.joinSteps(m)...)}, nil
 }
 

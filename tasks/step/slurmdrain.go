@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -149,4 +151,20 @@ func (s drainSlurm) Undo(ctx context.Context, h host.Host, before []byte) error 
 		return nil // somebody else has drained it since, and that stands
 	}
 	return err
+}
+
+// slurmGres finds what a controller itself says of resources, as in gres/gpu count
+// reported lower than configured. A person's words may have the same letters, as
+// progress has.
+var slurmGres = regexp.MustCompile(`(^|\W)gres/\S+ count `)
+
+// slurmsOwn finds the reasons for which a controller itself drains a node that
+// registers with another description than it has.
+var slurmsOwn = regexp.MustCompile(`^(gres/\S+ |Low (RealMemory|CPUs|TmpDisk|socket))`)
+
+// ForeignDrain reports whether a node is drained by somebody who would not find
+// that drain again if the controller forgot the node: by neither the controller
+// nor one of the owners.
+func ForeignDrain(n host.SlurmNode, owners ...string) bool {
+	return n.Drained() && !slurmsOwn.MatchString(n.Reason) && !slices.ContainsFunc(owners, n.DrainedBy)
 }

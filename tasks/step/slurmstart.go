@@ -306,7 +306,7 @@ func CheckSlurmNode(ctx context.Context, h host.Reader, args *slurmv1.SlurmdStar
 		return fmt.Errorf("the controller does not know node %s: %w", n.Name, tasks.ErrNotSatisfied)
 	case !n.Known:
 		return bad(tasks.ReasonSlurmNotRegistered, "the controller's slurm.conf has no such node: add it there, or join as a dynamic node")
-	case n.Is("INVAL") || n.Is("INVALID_REG") || n.Drained() && strings.Contains(n.Reason, "gres"):
+	case n.Is("INVAL") || n.Is("INVALID_REG") || n.Drained() && slurmGres.MatchString(n.Reason):
 		return bad(tasks.ReasonSlurmGres, "the controller does not accept what slurmd reports: %s", n.Reason)
 	case n.Gres != args.GetGres() && plainGres(n.Gres) != args.GetGres():
 		return bad(tasks.ReasonSlurmGres, "the controller has the resources %q for it, and not %q", n.Gres, args.GetGres())

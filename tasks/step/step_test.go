@@ -293,3 +293,29 @@ func TestCommandTitleAndLimit(t *testing.T) {
 		t.Error("a command without a timeout has a limit")
 	}
 }
+
+// TestForeignDrain: a drain of a person is lost when the controller forgets the
+// node, and only what the controller itself says of a misfit may go.
+func TestForeignDrain(t *testing.T) {
+	for reason, foreign := range map[string]bool{
+		"bad DIMM":                true,
+		"":                        true,
+		"maintenance in progress": true,
+		"mw:drain: new disk":      true,
+		"mw:leaves nothing":       true,
+		"mw:storage.unmount-0a1b2c3d: a task unmounts /data":         true,
+		"mw:leave: leaves the cluster":                               false,
+		"mw:leave":                                                   false,
+		"gres/gpu count reported lower than configured (4 < 8)":      false,
+		"Low RealMemory (reported:900 < 100.00% of configured:1000)": false,
+		"Low priority rack":                                          true,
+	} {
+		n := host.SlurmNode{Name: "n1", Known: true, States: []string{"IDLE", "DRAIN"}, Reason: reason}
+		if got := step.ForeignDrain(n, "mw:leave", "mw:reconfigure"); got != foreign {
+			t.Errorf("%q: foreign is %v", reason, got)
+		}
+	}
+	if step.ForeignDrain(host.SlurmNode{States: []string{"IDLE"}, Reason: "bad DIMM"}) {
+		t.Error("a node that is not drained has a foreign drain")
+	}
+}
