@@ -99,12 +99,20 @@ func list(s string) []string {
 	return strings.Split(s, ",")
 }
 
+// jobLine is how a line begins that is of a job of its own.
+var jobLine = regexp.MustCompile(`^[0-9][^| ]*\|[^|]*\|[A-Z_]+\|[^|]*\|`)
+
 // parseJobs reads the lines of squeue: the name of a job, which can be anything,
-// comes last.
+// comes last. It can have several lines: whoever runs a job must not keep the node
+// from being asked for its jobs.
 func parseJobs(out string) ([]host.SlurmJob, error) {
 	var jobs []host.SlurmJob
 	for line := range strings.Lines(out) {
 		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		if !jobLine.MatchString(line) && len(jobs) > 0 {
+			jobs[len(jobs)-1].Name += " " + line
 			continue
 		}
 		f := strings.SplitN(line, "|", 5)

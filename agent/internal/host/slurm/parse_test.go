@@ -52,6 +52,12 @@ func TestParseJobs(t *testing.T) {
 	if err != nil || !slices.Equal(jobs, want) {
 		t.Errorf("jobs %+v, %v", jobs, err)
 	}
+	// A name of several lines is one job's, and can at most make up another job.
+	jobs, err = parseJobs("17|ann|RUNNING|NOT_SET|one\ntwo|three\n\n18|bob|RUNNING|NOT_SET|b\n")
+	want = []host.SlurmJob{{ID: "17", User: "ann", State: "RUNNING", Name: "one two|three"}, {ID: "18", User: "bob", State: "RUNNING", Name: "b"}}
+	if err != nil || !slices.Equal(jobs, want) {
+		t.Errorf("a name of two lines: %+v, %v", jobs, err)
+	}
 	if jobs, err := parseJobs(""); err != nil || len(jobs) != 0 {
 		t.Errorf("no job: %+v, %v", jobs, err)
 	}
