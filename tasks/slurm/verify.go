@@ -12,6 +12,9 @@ import (
 	"github.com/gpuaas/millwright/tasks/step"
 )
 
+// gpuName is how Slurm calls GPUs among its resources.
+const gpuName = "gpu"
+
 // closed are what srun says of a partition that is not for the one who asks: it
 // says nothing about the node.
 var closed = []string{
@@ -69,8 +72,13 @@ func probeJob(ctx context.Context, h host.Prober, s *survey, spec *slurmv1.JoinS
 		list = spec.GetStatic().GetGres()
 	}
 	gres, want := "", 0
-	if len(list) > 0 {
-		gres, want = list[0].GetName()+":1", 1
+	for _, g := range list {
+		if gres == "" || g.GetName() == gpuName {
+			gres = g.GetName() + ":1"
+		}
+		if g.GetName() == gpuName {
+			want = 1 // what else there is need not be a device
+		}
 	}
 	got, err := h.ProbeSlurmJob(ctx, ref, gres)
 	if err != nil {
@@ -81,7 +89,7 @@ func probeJob(ctx context.Context, h host.Prober, s *survey, spec *slurmv1.JoinS
 		}
 		return err
 	}
-	if got < want && list[0].GetName() == "gpu" {
+	if got < want {
 		return fmt.Errorf("a job on node %s asked for %s and was given no device: %w", n.Name, gres, tasks.ErrNotSatisfied)
 	}
 	return nil
