@@ -10,9 +10,14 @@ import (
 	"github.com/gpuaas/millwright/tasks/step"
 )
 
-// closed are directories in which no secret belongs: the kernel's, programs,
-// and Millwright's own.
+// closed are directories and files in which no secret belongs: the kernel's,
+// programs, Millwright's own, and what says who may do what on the node or is run
+// as root there: a secret's value is no way to bring that, and secret.remove none
+// to take it away.
 var closed = []string{
+	"/etc/passwd", "/etc/shadow", "/etc/group", "/etc/gshadow", "/etc/sudoers", "/etc/sudoers.d", "/etc/pam.d", "/etc/security",
+	"/etc/crontab", "/etc/cron.d", "/etc/cron.hourly", "/etc/cron.daily", "/etc/cron.weekly", "/etc/cron.monthly", "/var/spool/cron",
+	"/etc/profile.d", "/etc/init.d", "/etc/udev", "/etc/ld.so.preload", "/etc/ld.so.conf.d", "/etc/modprobe.d", "/etc/apt", "/etc/yum.repos.d", "/etc/dnf",
 	"/bin", "/boot", "/dev", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin", "/sys", "/usr",
 	"/etc/millwright", "/etc/millwright-keys", "/etc/systemd", "/run", "/var/run", "/var/lib/dpkg", "/var/lib/rpm", "/var/lib/systemd",
 	"/var/lib/millwright", "/var/lib/millwright-server", "/tmp", "/var/tmp",
