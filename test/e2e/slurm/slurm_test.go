@@ -145,10 +145,20 @@ func drains(t *testing.T, c *clustertest.Cluster) {
 		t.Errorf("the administrator's drain is now %q", got)
 	}
 	c.Sh("slurm", "scontrol update nodename=n1 state=undrain")
-	succeed(t, c.Do("slurm.drain", "n1", "reason: new disk\n"))
-	if got := c.Sh("slurm", "sinfo --noheader -R -n n1 -o '%E|%N'"); got != "mw:drain: new disk|n1" {
+	// Whoever runs a job chooses its name, and it can have two lines.
+	c.Sh("slurm", `srun -w n1 -t5 --immediate=20 -J "$(printf 'two\nlines|of')" sleep 300 >/dev/null 2>&1 &
+for i in $(seq 100); do squeue -h -w n1 -t running -o %A | grep -q . && exit 0; sleep 0.1; done; exit 1`)
+	t.Logf("squeue says %q", c.Sh("slurm", "squeue -h -w n1 -o '%i|%u|%T|%e|%j'"))
+	var r slurmv1.DrainResult
+	task := succeed(t, c.Do("slurm.drain", "n1", "reason: an upgrade in progress\n"))
+	if err := task.GetResult().UnmarshalTo(&r); err != nil || r.GetJobs() != 1 {
+		t.Errorf("drained with a job on it, the result is %v (%v)", &r, err)
+	}
+	c.Sh("slurm", "scancel --nodelist=n1 --state=running")
+	if got := c.Sh("slurm", "sinfo --noheader -R -n n1 -o '%E|%N'"); got != "mw:drain: an upgrade in progress|n1" {
 		t.Errorf("drained, sinfo -R says %q", got)
 	}
+	nothing(t, c, "n1", keyed(2))
 	succeed(t, c.Do("slurm.resume", "n1", "{}"))
 	idle(t, c, "n1")
 }
