@@ -51,6 +51,7 @@ import (
 //	slurm noreturn: nodes that were rebooted are down, as with ReturnToService=0
 //	slurm forget NODE                slurm drain NODE REASON    slurm memory MIB
 //	slurm nojobs REASON: none is run slurm device PATH: one that must be there
+//	slurm nodevices: jobs are given no GPU
 //	disk NAME SERIAL|-              loop NAME FILE              blank NAME
 //	holds NAME TYPE [UUID]          partition NAME PARTITION    holder NAME DEVICE
 //	swap NAME                       renamed NAME NEW

@@ -31,6 +31,8 @@ type cluster struct {
 	memKey  string        // the key that munged has in memory
 	skew    time.Duration // of munged's clock
 	badJobs string        // why no job runs
+	// noDevices has jobs that are given no GPU.
+	noDevices bool
 	// noReturn has nodes down when they come back from a reboot.
 	noReturn bool
 	boot     int // in which the node has registered
@@ -130,8 +132,8 @@ func (n *Node) probeSlurmJob(ref host.SlurmRef, gres string) (int, error) {
 	case n.slurm.badJobs != "":
 		return 0, slurmError("srun: %s", n.slurm.badJobs)
 	}
-	_, count, _ := strings.Cut(gres, ":")
-	if gres == "" {
+	name, count, _ := strings.Cut(gres, ":")
+	if gres == "" || name == "gpu" && n.slurm.noDevices {
 		return 0, nil
 	}
 	return strconv.Atoi(count[strings.LastIndex(count, ":")+1:])

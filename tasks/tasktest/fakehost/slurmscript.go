@@ -56,6 +56,8 @@ func (n *Node) doSlurm(what string, a []string) error {
 		s.slurmd.Version = a[0]
 	case what == "nojobs" && len(a) == 1:
 		s.badJobs = a[0]
+	case what == "nodevices" && len(a) == 0:
+		s.noDevices = true
 	case what == "device" && len(a) == 1:
 		n.slurmDevices = append(n.slurmDevices, a[0])
 	case (what == "node" || what == "static") && len(a) >= 2:
