@@ -80,6 +80,9 @@ func probeJob(ctx context.Context, h host.Prober, s *survey, spec *slurmv1.JoinS
 			want = 1 // what else there is need not be a device
 		}
 	}
+	if s.gpus != "" {
+		gres, want = gpuName+":1", 1
+	}
 	got, err := h.ProbeSlurmJob(ctx, ref, gres)
 	if err != nil {
 		for _, c := range closed {
@@ -90,7 +93,7 @@ func probeJob(ctx context.Context, h host.Prober, s *survey, spec *slurmv1.JoinS
 		return err
 	}
 	if got < want {
-		return fmt.Errorf("a job on node %s asked for %s and was given no device: %w", n.Name, gres, tasks.ErrNotSatisfied)
+		return fmt.Errorf("a job on node %s asked for %s and was given no device, as when no File= of the controller's gres.conf names it: %w", n.Name, gres, tasks.ErrNotSatisfied)
 	}
 	return nil
 }
