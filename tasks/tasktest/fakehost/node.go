@@ -115,6 +115,9 @@ func New() *Node {
 	return n
 }
 
+// isBase reports whether a mount is one with which a node begins.
+func isBase(m host.Mount) bool { return slices.Contains([]string{"/", "/run", "/sys/fs/cgroup"}, m.Target) }
+
 func (n *Node) mountBase() {
 	n.mounts = []host.Mount{
 		{ID: 1, Dev: rootDev, Root: "/", Target: "/", Options: []string{"rw", "relatime"}, FSType: "ext4", Source: "/dev/vda1", Super: []string{"rw"}},

@@ -52,6 +52,7 @@ import (
 //	slurm forget NODE                slurm drain NODE REASON    slurm memory MIB
 //	slurm nojobs REASON: none is run slurm device PATH: one that must be there
 //	slurm nodevices: jobs are given no GPU
+//	slurm says WORDS: what the controller answers, whatever it is asked
 //	disk NAME SERIAL|-              loop NAME FILE              blank NAME
 //	holds NAME TYPE [UUID]          partition NAME PARTITION    holder NAME DEVICE
 //	swap NAME                       renamed NAME NEW
@@ -339,7 +340,7 @@ func (n *Node) Dump() string {
 			lines = append(lines, line)
 		}
 	}
-	mounts := slices.Clone(n.mounts[3:])
+	mounts := slices.DeleteFunc(slices.Clone(n.mounts), isBase)
 	slices.SortStableFunc(mounts, func(a, b host.Mount) int { return strings.Compare(a.Target, b.Target) })
 	for _, m := range mounts {
 		lines = append(lines, fmt.Sprintf("mount %s %s %s[%s] %s %s", m.Target, m.FSType, m.Source, m.Root,

@@ -31,6 +31,7 @@ type cluster struct {
 	memKey  string        // the key that munged has in memory
 	skew    time.Duration // of munged's clock
 	badJobs string        // why no job runs
+	says    string        // what the controller answers to everything
 	// noDevices has jobs that are given no GPU.
 	noDevices bool
 	// noReturn has nodes down when they come back from a reboot.
@@ -66,6 +67,8 @@ func (n *Node) ask(program string) error {
 		return slurmError("%s: Munge encode failed: Failed to access /run/munge/munge.socket.2", program)
 	case s.server == "" || s.down:
 		return slurmError("%s: Unable to contact slurm controller (connect failure)", program)
+	case s.says != "":
+		return slurmError("%s: %s", program, s.says)
 	case !n.trusted():
 		return slurmError("%s: Zero Bytes were transmitted or received", program)
 	}

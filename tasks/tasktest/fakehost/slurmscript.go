@@ -56,6 +56,8 @@ func (n *Node) doSlurm(what string, a []string) error {
 		s.slurmd.Version = a[0]
 	case what == "nojobs" && len(a) == 1:
 		s.badJobs = a[0]
+	case what == "says" && len(a) == 1:
+		s.says = a[0]
 	case what == "nodevices" && len(a) == 0:
 		s.noDevices = true
 	case what == "device" && len(a) == 1:
