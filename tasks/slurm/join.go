@@ -135,6 +135,9 @@ func (Join) Plan(ctx context.Context, h host.Reader, spec *slurmv1.JoinSpec) (ta
 	if s.onlyPackages(diffs) {
 		return s.packages, nil
 	}
+	if err := s.elsewhere(m); err != nil {
+		return tasks.Plan{}, err
+	}
 	if err := s.preflight(ctx, h, spec); err != nil {
 		return tasks.Plan{}, err
 	}

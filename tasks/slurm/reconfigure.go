@@ -74,6 +74,9 @@ func (Reconfigure) Plan(ctx context.Context, h host.Reader, spec *slurmv1.Reconf
 	if s.onlyPackages(diffs) {
 		return s.packages, nil
 	}
+	if err := s.elsewhere(m); err != nil {
+		return tasks.Plan{}, err
+	}
 	if !s.answered {
 		return tasks.Plan{}, unfit("whether node %s has jobs is not known: %v", s.machine.HostName, s.silence)
 	}

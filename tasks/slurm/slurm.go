@@ -212,6 +212,29 @@ func (s *survey) controllers() []string {
 	return nil
 }
 
+// elsewhere refuses a spec for another cluster than the node's own, where it may
+// have jobs: while its slurmd runs, that is the cluster that answers. A list with
+// one of the controllers that the node has is of the same cluster.
+func (s *survey) elsewhere(m member) error {
+	have := s.controllers()
+	same := func(c string) bool {
+		return slices.ContainsFunc(m.controllers, func(w string) bool { return withPort(w) == withPort(c) })
+	}
+	if len(have) == 0 || slices.ContainsFunc(have, same) {
+		return nil
+	}
+	return unfit("the node is a member of the cluster of %s, and %s is none of its controllers: take it out with slurm.leave first, which drains it there; "+
+		"if that cluster is no more, systemctl disable --now %s and remove %s", strings.Join(have, ", "), strings.Join(m.controllers, ", "), step.SlurmdUnit, optionsPath)
+}
+
+// withPort is a controller with its port, as it is usual.
+func withPort(c string) string {
+	if strings.Contains(c, ":") {
+		return c
+	}
+	return c + ":6817"
+}
+
 // dynamic reports whether the node joined as a dynamic one.
 func (s *survey) dynamic() bool { return strings.Contains(s.options, " -Z ") }
 

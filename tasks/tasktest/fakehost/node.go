@@ -116,7 +116,9 @@ func New() *Node {
 }
 
 // isBase reports whether a mount is one with which a node begins.
-func isBase(m host.Mount) bool { return slices.Contains([]string{"/", "/run", "/sys/fs/cgroup"}, m.Target) }
+func isBase(m host.Mount) bool {
+	return slices.Contains([]string{"/", "/run", "/sys/fs/cgroup"}, m.Target)
+}
 
 func (n *Node) mountBase() {
 	n.mounts = []host.Mount{
