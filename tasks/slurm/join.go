@@ -242,14 +242,17 @@ func (s *survey) nodeDifferences(ctx context.Context, h host.Reader, m member) [
 	want := m.gres
 	have := strings.Join(s.node.States, "+")
 	subject := "node " + s.machine.HostName + " in Slurm"
+	// What a task that was abandoned has left: none that runs has it now, as each
+	// needs the same lock.
+	left := s.node.DrainedBy(ownerLeave) || s.node.DrainedBy(ownerReconfigure)
 	switch {
 	case !s.node.Known:
 		return []tasks.Difference{{Subject: subject, Want: "registered"}}
-	case s.node.Drained() && !s.node.Is("INVAL") && !s.node.Is("INVALID_REG") && !strings.HasPrefix(s.node.Reason, ownerLeave):
+	case s.node.Drained() && !s.node.Is("INVAL") && !s.node.Is("INVALID_REG") && !left:
 		return nil // whoever drained it ends it; the check says so
 	case s.node.Is("NOT_RESPONDING"):
 		return nil
-	case s.node.Is("DOWN"), s.node.Is("INVAL"), s.node.Is("INVALID_REG"), s.node.DrainedBy(ownerLeave), s.node.Is("UNKNOWN"):
+	case s.node.Is("DOWN"), s.node.Is("INVAL"), s.node.Is("INVALID_REG"), left, s.node.Is("UNKNOWN"):
 		return []tasks.Difference{{Subject: subject, Have: have, Want: "IDLE"}}
 	}
 	err := step.CheckSlurmNode(ctx, h, s.start(m))
