@@ -144,6 +144,9 @@ func (Join) Plan(ctx context.Context, h host.Reader, spec *slurmv1.JoinSpec) (ta
 	if s.anew(m) && s.answered && s.node.Known && active(s.slurmd) && s.usable() {
 		return tasks.Plan{}, unfit("node %s is a member with another description (%s): use slurm.reconfigure, which drains it first", s.node.Name, firstDifference(diffs))
 	}
+	if s.anew(m) && !s.answered && active(s.slurmd) {
+		return tasks.Plan{}, unfit("whether node %s has jobs is not known, and it would get another description (%s): have the controller answer first, or stop %s: %v", s.machine.HostName, firstDifference(diffs), step.SlurmdUnit, s.silence)
+	}
 	if s.anew(m) && s.answered && step.ForeignDrain(s.node, ownerLeave, ownerReconfigure) {
 		return tasks.Plan{}, unfit("node %s is drained by somebody else, %q, which the controller would forget when the node registers anew (%s): end that drain first", s.node.Name, s.node.Reason, firstDifference(diffs))
 	}
