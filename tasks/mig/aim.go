@@ -40,46 +40,64 @@ func (a *aim) stands() bool {
 // switches reports whether the MIG mode changes.
 func (a *aim) switches() bool { return a.st.Enabled != a.to.GetEnabled() }
 
-// aims works out a spec for the node. With onlyOwn, GPUs that another task has
-// given a layout since are left out.
-func aims(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec, onlyOwn bool) ([]*aim, error) {
+// aims works out a spec for the node. All that it names has to be there.
+func aims(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec) ([]*aim, error) {
+	all, missing, err := workOut(ctx, h, s, false)
+	return all, errors.Join(err, missing)
+}
+
+// allowed works out a spec as a task or a restore has it.
+func allowed(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec) ([]*aim, error) {
+	if !s.GetOnlyOwn() {
+		return aims(ctx, h, s)
+	}
+	all, _, err := workOut(ctx, h, s, true)
+	return all, err
+}
+
+// workOut works out a spec for the node. With own, GPUs that another task has given
+// a layout since are left out, and so are those that are gone or do not answer:
+// what a lost GPU cannot have must not keep the others from having it. missing
+// says which these are.
+func workOut(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec, own bool) (out []*aim, missing, err error) {
 	list, err := h.GPUs(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var out []*aim
 	left := 0
 	for i, l := range s.GetLayouts() {
-		found, err := states(ctx, h, list, l)
+		f := finder{list: list, own: own, key: owner(s)}
+		found, err := f.states(ctx, h, l)
 		if s.GetSkipAbsent() && errors.Is(err, selector.ErrAbsent) {
 			left++
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
+		missing = errors.Join(missing, f.missing)
 		for _, st := range found {
 			if slices.ContainsFunc(out, func(a *aim) bool { return a.st.UUID == st.UUID }) {
-				return nil, unfit("layouts[%d]: GPU %s is named twice: each GPU has one layout", i, st.UUID)
+				return nil, nil, unfit("layouts[%d]: GPU %s is named twice: each GPU has one layout", i, st.UUID)
 			}
 			a := &aim{st: st, was: step.MIGLayout(st)}
 			if a.owner, err = ownerOf(ctx, h, st.UUID); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
-			if onlyOwn && a.owner != "" && a.owner != owner(s) {
+			if own && a.owner != "" && a.owner != owner(s) {
 				continue
 			}
 			if err := a.solve(l, s.GetStrategy()); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			out = append(out, a)
 		}
 	}
 	if left == len(s.GetLayouts()) {
-		return nil, unfit("no layout of the spec names a GPU of the node, which has %s", selector.Names(list))
+		return nil, nil, unfit("no layout of the spec names a GPU of the node, which has %s", selector.Names(list))
 	}
 	slices.SortFunc(out, func(a, b *aim) int { return int(a.st.Index) - int(b.st.Index) })
-	return out, nil
+	return out, missing, nil
 }
 
 func ownerFile(uuid string) string { return ownerDir + "/" + uuid }

@@ -92,15 +92,14 @@ func (Configure) ForRestore(s *migv1.ConfigureSpec) *migv1.ConfigureSpec {
 }
 
 // Lost implements [tasks.Watcher]: a reset, or a driver that was loaded again, has
-// taken the instances with it.
+// taken the instances with it, and from Hopper on the mode.
 func (Configure) Lost(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec) (bool, error) {
-	all, err := aims(ctx, h, s, true)
+	all, _, err := workOut(ctx, h, s, true) // what is missing has nothing to lose
 	if err != nil {
 		return false, err
 	}
 	for _, a := range all {
-		want := len(a.to.GetInstances()) > 0
-		if want && len(a.st.Instances) == 0 {
+		if a.to.GetEnabled() && !a.st.Enabled || len(a.to.GetInstances()) > 0 && len(a.st.Instances) == 0 {
 			return true, nil
 		}
 	}
@@ -108,9 +107,10 @@ func (Configure) Lost(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec
 }
 
 // Verify implements [tasks.Task]. What another task has given a layout since is
-// that task's to look after.
+// that task's to look after. GPUs that are missing come last: a restore brings back
+// what it can, and ends well; for the intent they are an error all the same.
 func (Configure) Verify(ctx context.Context, h host.Prober, s *migv1.ConfigureSpec) error {
-	all, err := aims(ctx, h, s, true)
+	all, missing, err := workOut(ctx, h, s, true)
 	if err != nil {
 		return err
 	}
@@ -119,12 +119,15 @@ func (Configure) Verify(ctx context.Context, h host.Prober, s *migv1.ConfigureSp
 			return fmt.Errorf("%s has %s, and not %s: %w", a.name(), step.DescribeMIGLayout(a.was), step.DescribeMIGLayout(a.to), tasks.ErrNotSatisfied)
 		}
 	}
-	return step.CheckCDI(ctx, h)
+	if err := step.CheckCDI(ctx, h); err != nil || s.GetOnlyOwn() {
+		return err
+	}
+	return missing
 }
 
 // Result implements [tasks.Task].
 func (Configure) Result(ctx context.Context, h host.Prober, s *migv1.ConfigureSpec, _ [][]byte) (proto.Message, error) {
-	all, err := aims(ctx, h, s, false)
+	all, err := allowed(ctx, h, s)
 	if err != nil {
 		return nil, err
 	}

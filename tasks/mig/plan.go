@@ -24,7 +24,7 @@ const rebootTime = 10 * time.Minute
 
 // Plan implements [tasks.Task].
 func (Configure) Plan(ctx context.Context, h host.Reader, s *migv1.ConfigureSpec) (tasks.Plan, error) {
-	all, err := aims(ctx, h, s, s.GetOnlyOwn())
+	all, err := allowed(ctx, h, s)
 	if err != nil {
 		return tasks.Plan{}, err
 	}

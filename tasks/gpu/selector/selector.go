@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	migv1 "github.com/gpuaas/millwright/proto/millwright/mig/v1"
 	"github.com/gpuaas/millwright/tasks"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -63,6 +65,34 @@ func Meant(list []host.GPU, sel *migv1.GpuSelector) ([]host.GPU, error) {
 		out = by
 	}
 	return out, nil
+}
+
+// There returns a selector without the UUIDs and places that the node does not
+// have, and what is missing; nil: none of those that it names is there.
+func There(list []host.GPU, sel *migv1.GpuSelector) (there *migv1.GpuSelector, missing error) {
+	there = proto.CloneOf(sel)
+	gone := func(what string, is func(host.GPU) bool) bool {
+		if slices.ContainsFunc(list, is) {
+			return false
+		}
+		missing = errors.Join(missing, unfit("the node has no GPU %s (any more): it has %s", what, Names(list)))
+		return true
+	}
+	there.Uuids = slices.DeleteFunc(there.GetUuids(), func(u string) bool {
+		return gone(u, func(g host.GPU) bool { return g.UUID == u })
+	})
+	there.PciBusIds = slices.DeleteFunc(there.GetPciBusIds(), func(p string) bool {
+		return gone("at "+p, func(g host.GPU) bool { return g.PCI == pci(p) })
+	})
+	if len(there.GetUuids()) == 0 && len(sel.GetUuids()) > 0 || len(there.GetPciBusIds()) == 0 && len(sel.GetPciBusIds()) > 0 {
+		return nil, missing
+	}
+	return there, missing
+}
+
+// ByIndex reports whether a selector counts GPUs.
+func ByIndex(sel *migv1.GpuSelector) bool {
+	return len(sel.GetIndices())+len(sel.GetDriverIndices()) > 0
 }
 
 func selected(g host.GPU, sel *migv1.GpuSelector) bool {

@@ -1,0 +1,145 @@
+package mig_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	migv1 "github.com/gpuaas/millwright/proto/millwright/mig/v1"
+	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/mig"
+	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
+)
+
+// laidOut is a node with GPUs on which a task has made a layout, after a boot.
+func laidOut(t *testing.T, gpus int, s *migv1.ConfigureSpec) *fakehost.Node {
+	t.Helper()
+	n := fakehost.New()
+	script := "dir /etc/millwright\ndir /run\n"
+	for i := range gpus {
+		script += fmt.Sprintf("gpu add H100 GPU-%d\n", i)
+	}
+	if err := n.Do(script); err != nil {
+		t.Fatal(err)
+	}
+	carry(t, n, s)
+	if err := n.Do("reboot"); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// carry plans a spec, carries it out and verifies it.
+func carry(t *testing.T, n *fakehost.Node, s *migv1.ConfigureSpec) {
+	t.Helper()
+	h := n.Hosts(nil).Prober()
+	plan, err := mig.Configure{}.Plan(t.Context(), h, s)
+	if err != nil {
+		t.Fatalf("plan: %v", err)
+	}
+	if at, err := forward(t, n, plan); err != nil {
+		t.Fatalf("step %d: %v", at, err)
+	}
+	if err := (mig.Configure{}).Verify(t.Context(), h, s); err != nil {
+		t.Fatalf("afterwards: %v", err)
+	}
+	if _, err := (mig.Configure{}).Result(t.Context(), h, s, nil); err != nil {
+		t.Fatalf("result: %v", err)
+	}
+}
+
+func halves(sel *migv1.GpuSelector) *migv1.ConfigureSpec {
+	return &migv1.ConfigureSpec{Layouts: []*migv1.GpuLayout{{Select: sel, Instances: []*migv1.Instances{{Profile: "3g.40gb", Count: 2}}}}}
+}
+
+// TestRestoreWithoutOne: a GPU that was taken out, or is lost, keeps the layouts of
+// the others from nothing: the restore after a boot brings them back. The intent does
+// not hold all the same, and says why.
+func TestRestoreWithoutOne(t *testing.T) {
+	named := &migv1.GpuSelector{}
+	bus := &migv1.GpuSelector{}
+	for i := range 8 {
+		named.Uuids = append(named.Uuids, fmt.Sprintf("GPU-%d", i))
+		bus.PciBusIds = append(bus.PciBusIds, fmt.Sprintf("0000:%02x:00.0", 0x1b+0x0d*i))
+	}
+	for how, sel := range map[string]*migv1.GpuSelector{"by UUID": named, "by place": bus, "all": {All: true}, "by model": {Models: []string{"H100"}}} {
+		for _, trouble := range []string{"lose", "gone"} {
+			t.Run(how+", "+trouble, func(t *testing.T) {
+				s := halves(sel)
+				n := laidOut(t, 8, s)
+				if err := n.Do("gpu " + trouble + " GPU-3"); err != nil {
+					t.Fatal(err)
+				}
+				h := n.Hosts(nil).Prober()
+				if err := (mig.Configure{}).Verify(t.Context(), h, s); !errors.Is(err, tasks.ErrNotSatisfied) {
+					t.Errorf("after the boot the intent says %v, want that there is something to restore", err)
+				}
+				if lost, err := (mig.Configure{}).Lost(t.Context(), h, s); !lost || err != nil {
+					t.Errorf("lost is %v (%v)", lost, err)
+				}
+				carry(t, n, mig.Configure{}.ForRestore(s))
+				for uuid, has := range places(n) {
+					if want := map[bool]string{true: "MIG off", false: "3g.40gb at 0, 3g.40gb at 4"}[uuid == "GPU-3"]; has != want {
+						t.Errorf("%s has %s, want %s", uuid, has, want)
+					}
+				}
+				if lost, err := (mig.Configure{}).Lost(t.Context(), h, s); lost || err != nil {
+					t.Errorf("afterwards lost is %v (%v)", lost, err)
+				}
+				err := mig.Configure{}.Verify(t.Context(), h, s)
+				if nobodyMisses := trouble == "gone" && (how == "all" || how == "by model"); nobodyMisses != (err == nil) || errors.Is(err, tasks.ErrNotSatisfied) {
+					t.Errorf("afterwards the intent says %v", err)
+				}
+				if _, err := (mig.Configure{}).Plan(t.Context(), h, s); trouble == "lose" && !errors.Is(err, tasks.ErrPrecondition) {
+					t.Errorf("a task that names a GPU that is lost is planned: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestRestoreByIndex: after a GPU was taken out, indices mean others. A restore gives
+// none of them a layout that is not theirs.
+func TestRestoreByIndex(t *testing.T) {
+	for how, sel := range map[string]*migv1.GpuSelector{"driver's": {DriverIndices: []uint32{0}}, "of all": {All: true, Indices: []uint32{0}}} {
+		t.Run(how, func(t *testing.T) {
+			s := halves(sel)
+			n := laidOut(t, 2, s)
+			h := n.Hosts(nil).Prober()
+			if err := n.Do("gpu gone GPU-0"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := (mig.Configure{}).Plan(t.Context(), h, mig.Configure{}.ForRestore(s)); !errors.Is(err, tasks.ErrPrecondition) || !strings.Contains(err.Error(), "GPU-0") {
+				t.Errorf("a restore is planned for another GPU: %v", err)
+			}
+			if lost, err := (mig.Configure{}).Lost(t.Context(), h, s); lost || err == nil {
+				t.Errorf("lost is %v (%v)", lost, err)
+			}
+			if err := n.Do("gpu well GPU-0"); err != nil {
+				t.Fatal(err)
+			}
+			carry(t, n, mig.Configure{}.ForRestore(s))
+			if now := places(n); now["GPU-0"] != "3g.40gb at 0, 3g.40gb at 4" || now["GPU-1"] != "MIG off" {
+				t.Errorf("with all there: %v", now)
+			}
+		})
+	}
+}
+
+// TestModeIsLost: a driver that was loaded again has lost the mode of a GPU that is to
+// have no instance.
+func TestModeIsLost(t *testing.T) {
+	s := &migv1.ConfigureSpec{Layouts: []*migv1.GpuLayout{{Select: &migv1.GpuSelector{All: true}, Empty: true}}}
+	n := laidOut(t, 1, s)
+	if lost, err := (mig.Configure{}).Lost(t.Context(), n.Hosts(nil).Prober(), s); !lost || err != nil {
+		t.Errorf("lost is %v (%v)", lost, err)
+	}
+	carry(t, n, mig.Configure{}.ForRestore(s))
+	if lost, err := (mig.Configure{}).Lost(t.Context(), n.Hosts(nil).Prober(), s); lost || err != nil {
+		t.Errorf("restored, lost is %v (%v)", lost, err)
+	}
+	if now := places(n); now["GPU-0"] != "MIG on, no instance" {
+		t.Errorf("restored: %v", now)
+	}
+}
