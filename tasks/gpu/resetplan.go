@@ -80,7 +80,7 @@ func (b *resetPlan) steps(reset *gpuv1.GpuResetStep, publish bool) []tasks.Step 
 	if publish {
 		out = slices.Concat(
 			[]tasks.Step{step.PublishGPU(&migv1.GpuPublishStep{Phase: migv1.PublishPhase_PUBLISH_PHASE_BEFORE})}, out,
-			[]tasks.Step{step.PublishGPU(&migv1.GpuPublishStep{Phase: migv1.PublishPhase_PUBLISH_PHASE_AFTER})},
+			[]tasks.Step{step.PublishGPU(&migv1.GpuPublishStep{Phase: migv1.PublishPhase_PUBLISH_PHASE_AFTER, Verifies: uuids})},
 		)
 	}
 	return out

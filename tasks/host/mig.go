@@ -268,6 +268,8 @@ type CDISpec struct {
 	Devices []string
 	// Current says that it has what the driver has now.
 	Current bool
+	// Stale are the UUIDs of the GPUs of which it has other devices than the driver.
+	Stale []string
 }
 
 // GPUReset is how the one run of nvidia-smi for a step ended.

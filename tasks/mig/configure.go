@@ -114,12 +114,14 @@ func (Configure) Verify(ctx context.Context, h host.Prober, s *migv1.ConfigureSp
 	if err != nil {
 		return err
 	}
+	var uuids []string
 	for _, a := range all {
+		uuids = append(uuids, a.st.UUID)
 		if !a.stands() {
 			return fmt.Errorf("%s has %s, and not %s: %w", a.name(), step.DescribeMIGLayout(a.was), step.DescribeMIGLayout(a.to), tasks.ErrNotSatisfied)
 		}
 	}
-	if err := step.CheckCDI(ctx, h); err != nil || s.GetOnlyOwn() {
+	if err := step.CheckCDI(ctx, h, uuids); err != nil || s.GetOnlyOwn() {
 		return err
 	}
 	return missing

@@ -207,7 +207,11 @@ func (b *builder) assemble(ctx context.Context, h host.Reader) error {
 		p.Impact = append(p.Impact, taskv1.Impact_IMPACT_GPU_RESET)
 	}
 	p.Steps = slices.Concat(p.Steps, b.activate, b.create, b.verify)
-	p.Steps = append(p.Steps, step.PublishGPU(&migv1.GpuPublishStep{Phase: migv1.PublishPhase_PUBLISH_PHASE_AFTER}))
+	after := &migv1.GpuPublishStep{Phase: migv1.PublishPhase_PUBLISH_PHASE_AFTER}
+	for _, a := range b.all {
+		after.Verifies = append(after.Verifies, a.st.UUID)
+	}
+	p.Steps = append(p.Steps, step.PublishGPU(after))
 	if !work || !b.busy && !b.grows {
 		return nil
 	}

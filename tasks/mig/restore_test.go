@@ -8,6 +8,7 @@ import (
 
 	migv1 "github.com/gpuaas/millwright/proto/millwright/mig/v1"
 	"github.com/gpuaas/millwright/tasks"
+	"github.com/gpuaas/millwright/tasks/host"
 	"github.com/gpuaas/millwright/tasks/mig"
 	"github.com/gpuaas/millwright/tasks/tasktest/fakehost"
 )
@@ -141,5 +142,40 @@ func TestModeIsLost(t *testing.T) {
 	}
 	if now := places(n); now["GPU-0"] != "MIG on, no instance" {
 		t.Errorf("restored: %v", now)
+	}
+}
+
+// TestAnotherTaskMeanwhile: what another task changes on another GPU while this one
+// ends is no fault of this one, which would take its own GPU's layout back for it.
+func TestAnotherTaskMeanwhile(t *testing.T) {
+	s := halves(&migv1.GpuSelector{Uuids: []string{"GPU-0"}})
+	n := laidOut(t, 2, halves(&migv1.GpuSelector{Uuids: []string{"GPU-1"}}))
+	h := n.Hosts(nil).Prober()
+	plan, err := mig.Configure{}.Plan(t.Context(), h, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at, err := forward(t, n, plan); err != nil {
+		t.Fatalf("step %d: %v", at, err)
+	}
+	last := plan.Steps[len(plan.Steps)-1]
+	other := "gpu mig GPU-1 on\ngpu instance GPU-1 9 0"
+	if err := n.Do(other); err != nil {
+		t.Fatal(err)
+	}
+	if err := last.Verify(t.Context(), h); err != nil {
+		t.Errorf("the last step: %v", err)
+	}
+	if err := (mig.Configure{}).Verify(t.Context(), h, s); err != nil {
+		t.Errorf("the task: %v", err)
+	}
+	// Its own GPU's devices have to be right.
+	mine := n.Hosts(nil).ForStep("t", 0)
+	in := host.MIGPlace{Profile: 9, Start: 0}
+	if err := mine.DestroyComputeInstance(t.Context(), "GPU-0", in, host.MIGComputePlace{Slices: 3}); err != nil {
+		t.Fatal(err)
+	}
+	if err := last.Verify(t.Context(), h); !errors.Is(err, tasks.ErrNotSatisfied) {
+		t.Errorf("a device of its own that is gone: %v", err)
 	}
 }

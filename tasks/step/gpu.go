@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -94,16 +95,22 @@ func (s publishGPU) Verify(ctx context.Context, h host.Prober) error {
 	if s.before() {
 		return nil
 	}
-	return CheckCDI(ctx, h)
+	return CheckCDI(ctx, h, s.args.GetVerifies())
 }
 
-// CheckCDI returns nil when the CDI specification has what is on the GPUs.
-func CheckCDI(ctx context.Context, h host.Reader) error {
+// CheckCDI returns nil when the CDI specification has what is on the GPUs that are
+// named, or on all where none is. What is on others may be under way: the task that
+// changes these writes it again.
+func CheckCDI(ctx context.Context, h host.Reader, uuids []string) error {
 	spec, err := h.CDI(ctx)
-	if err == nil && !spec.Current {
-		err = fmt.Errorf("the CDI specification does not have what is on the GPUs: %w", tasks.ErrNotSatisfied)
+	if err != nil || spec.Current {
+		return err
 	}
-	return err
+	stale := func(uuid string) bool { return slices.Contains(spec.Stale, uuid) }
+	if len(uuids) == 0 || slices.ContainsFunc(uuids, stale) {
+		return fmt.Errorf("the CDI specification does not have what is on the GPUs: %w", tasks.ErrNotSatisfied)
+	}
+	return nil
 }
 
 // Undo writes the specification of what is there, also when a GPU could not be

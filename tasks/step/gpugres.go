@@ -2,6 +2,7 @@ package step
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -59,10 +60,13 @@ func GPUStates(ctx context.Context, h host.Reader) ([]host.GPUState, error) {
 			continue
 		}
 		st, err := h.GPUState(ctx, g.UUID)
-		if err != nil {
+		switch {
+		case errors.Is(err, host.ErrGPULost), errors.Is(err, host.ErrGPUUnknown): // it answers no more
+		case err != nil:
 			return nil, err
+		default:
+			out = append(out, st)
 		}
-		out = append(out, st)
 	}
 	return out, nil
 }

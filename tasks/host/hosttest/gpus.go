@@ -184,13 +184,17 @@ func (g gpuSuite) containers() {
 	for _, i := range g.state().Instances {
 		names = append(names, host.CDIKind+"="+i.Compute[0].UUID)
 	}
-	_, err := g.h.ResolveCDI(ctx, names[1])
+	before, err := g.h.CDI(ctx)
+	if err != nil || before.Current || !slices.Contains(before.Stale, uuid) {
+		g.Errorf("before the specification is there it is %+v (%v), want it stale for %s", before, err, uuid)
+	}
+	_, err = g.h.ResolveCDI(ctx, names[1])
 	g.is("a device before the specification has it", err, host.ErrGPUUnknown)
 	for range 2 {
 		must(g.T, g.h.WriteCDI(ctx))
 	}
 	c, err := g.h.CDI(ctx)
-	if err != nil || !c.Current || !slices.Contains(c.Devices, names[0]) || !slices.Contains(c.Devices, names[1]) || slices.Contains(c.Devices, host.CDIKind+"="+uuid) {
+	if err != nil || !c.Current || len(c.Stale) > 0 || !slices.Contains(c.Devices, names[0]) || !slices.Contains(c.Devices, names[1]) || slices.Contains(c.Devices, host.CDIKind+"="+uuid) {
 		g.Errorf("the specification is %+v (%v), want it to have %v", c, err, names)
 	}
 	nodes, err := g.h.ResolveCDI(ctx, names[1])
@@ -200,8 +204,8 @@ func (g gpuSuite) containers() {
 	for range 2 {
 		must(g.T, g.h.DestroyComputeInstance(ctx, uuid, halfHigh, whole))
 	}
-	if c, err = g.h.CDI(ctx); err != nil || c.Current {
-		g.Errorf("the specification counts as current with a device too many (%v)", err)
+	if c, err = g.h.CDI(ctx); err != nil || c.Current || !slices.Equal(c.Stale, []string{uuid}) {
+		g.Errorf("with a device too many the specification is %+v (%v), want it stale for %s alone", c, err, uuid)
 	}
 	for _, words := range []string{"the driver does not", "gone since a change"} {
 		_, err = g.h.ResolveCDI(ctx, names[1])

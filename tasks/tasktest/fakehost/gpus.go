@@ -448,5 +448,16 @@ func (n *Node) resolveCDI(name string) ([]string, error) {
 }
 
 func (n *Node) cdi() host.CDISpec {
-	return host.CDISpec{Devices: slices.Clone(n.gpus.cdi), Current: n.gpus.cdi != nil && slices.Equal(n.gpus.cdi, n.cdiWanted())}
+	out := host.CDISpec{Devices: slices.Clone(n.gpus.cdi), Current: n.gpus.cdi != nil && slices.Equal(n.gpus.cdi, n.cdiWanted())}
+	for _, g := range n.gpus.all {
+		of := func(all []string) []string {
+			return slices.DeleteFunc(slices.Clone(all), func(name string) bool {
+				return name != host.CDIKind+"="+g.UUID && !strings.HasPrefix(name, host.CDIKind+"=MIG-"+strings.TrimPrefix(g.UUID, "GPU-")+"-")
+			})
+		}
+		if n.gpus.cdi == nil || !slices.Equal(of(n.gpus.cdi), of(n.cdiWanted())) {
+			out.Stale = append(out.Stale, g.UUID)
+		}
+	}
+	return out
 }

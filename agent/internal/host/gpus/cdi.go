@@ -6,13 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/gpuaas/millwright/agent/internal/child"
 	"github.com/gpuaas/millwright/agent/internal/crash"
 	gpuv1 "github.com/gpuaas/millwright/proto/millwright/gpu/v1"
 	"github.com/gpuaas/millwright/tasks/host"
@@ -56,33 +55,38 @@ type node struct {
 	Path string `json:"path"`
 }
 
-// wanted is what containers can have now: device names and their nodes.
-func (s *Set) wanted(ctx context.Context) (map[string][]string, error) {
+// wanted is what containers can have now: device names and their nodes, of which the
+// first is the GPU's own, and whose those are.
+func (s *Set) wanted(ctx context.Context) (out map[string][]string, whose map[string]string, err error) {
 	looked, err := s.look(ctx, &gpuv1.ChildLook{Whole: true})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	caps, err := s.capabilities()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	out := map[string][]string{}
+	out, whose = map[string][]string{}, map[string]string{}
 	for _, l := range looked {
 		if l.GetProblem() != nil {
 			continue // one that is lost is nothing that a container can have
 		}
 		st, err := state(l)
+		if errors.Is(err, host.ErrGPULost) || errors.Is(err, host.ErrGPUUnknown) {
+			continue // so is one that is lost and still has a name
+		}
 		if err != nil {
-			return nil, fmt.Errorf("GPU %s: %w", l.GetGpu().GetUuid(), err)
+			return nil, nil, fmt.Errorf("GPU %s: %w", l.GetGpu().GetUuid(), err)
 		}
 		own := filepath.Join(s.cfg.Dev, fmt.Sprintf("nvidia%d", st.Minor))
+		whose[own] = st.UUID
 		if !st.Enabled {
 			out[st.UUID] = []string{own}
 		}
 		for _, i := range st.Instances {
 			for _, c := range i.Compute {
 				if c.UUID == "" {
-					return nil, fmt.Errorf("GPU %s: the driver does not tell the UUID of a MIG device", st.UUID)
+					return nil, nil, fmt.Errorf("GPU %s: the driver does not tell the UUID of a MIG device", st.UUID)
 				}
 				nodes := []string{own}
 				right := fmt.Sprintf("gpu%d/gi%d/", st.Minor, i.ID)
@@ -95,7 +99,7 @@ func (s *Set) wanted(ctx context.Context) (map[string][]string, error) {
 			}
 		}
 	}
-	return out, nil
+	return out, whose, nil
 }
 
 // read reads the specification; nil: there is none.
@@ -119,7 +123,7 @@ func full(name string) string { return host.CDIKind + "=" + name }
 // CDI implements host.CDIReader. A file that cannot be read has no devices, and
 // is replaced by the next WriteCDI.
 func (s *Set) CDI(ctx context.Context) (host.CDISpec, error) {
-	want, err := s.wanted(ctx)
+	want, whose, err := s.wanted(ctx)
 	if err != nil {
 		return host.CDISpec{}, fmt.Errorf("compare the CDI specification with the GPUs: %w", err)
 	}
@@ -128,6 +132,9 @@ func (s *Set) CDI(ctx context.Context) (host.CDISpec, error) {
 		return host.CDISpec{}, fmt.Errorf("read the CDI specification: %w", err)
 	}
 	out := host.CDISpec{Current: have != nil && s.says(have, want)}
+	if !out.Current {
+		out.Stale = stale(have, want, whose)
+	}
 	if have != nil {
 		for _, d := range have.Devices {
 			out.Devices = append(out.Devices, full(d.Name))
@@ -155,6 +162,32 @@ func (s *Set) says(have *spec, want map[string][]string) bool {
 		}
 	}
 	return len(have.Devices) == len(want)
+}
+
+// stale are the GPUs of which a specification, nil where there is none, has other
+// devices than are wanted.
+func stale(have *spec, want map[string][]string, whose map[string]string) []string {
+	found := map[string]bool{}
+	named := map[string]bool{}
+	if have != nil {
+		for _, d := range have.Devices {
+			nodes, err := nodesIn(d)
+			lacks := func(n string) bool { return !slices.Contains(nodes, n) }
+			if named[d.Name] = err == nil && want[d.Name] != nil && !slices.ContainsFunc(want[d.Name], lacks); named[d.Name] {
+				continue
+			}
+			for _, n := range nodes {
+				found[whose[n]] = true
+			}
+		}
+	}
+	for name, nodes := range want {
+		if !named[name] {
+			found[whose[nodes[0]]] = true
+		}
+	}
+	delete(found, "") // of nobody who is there
+	return slices.Sorted(maps.Keys(found))
 }
 
 func nodesIn(d device) ([]string, error) {
@@ -187,7 +220,7 @@ func (s *Set) ResolveCDI(ctx context.Context, name string) ([]string, error) {
 	case i < 0 || short == name:
 		return nil, fail("the CDI specification does not have it: ", host.ErrGPUUnknown)
 	}
-	want, err := s.wanted(ctx)
+	want, _, err := s.wanted(ctx)
 	if err != nil {
 		return nil, fail("", err)
 	}
@@ -232,8 +265,16 @@ func (s *Set) WriteCDI(ctx context.Context) error {
 	return nil
 }
 
+// publish writes what the driver has. Two at once would write over each other what
+// the other one has not seen.
 func (s *Set) publish(ctx context.Context) error {
-	want, err := s.wanted(ctx)
+	select {
+	case s.writing <- struct{}{}:
+		defer func() { <-s.writing }()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for another one: %w", context.Cause(ctx))
+	}
+	want, _, err := s.wanted(ctx)
 	if err != nil {
 		return err
 	}
@@ -282,125 +323,4 @@ func gone(old *spec, want map[string][]string) map[string]string {
 		return nil
 	}
 	return map[string]string{annotGone: strings.Join(names, ",")}
-}
-
-// generate makes the specification, with NVIDIA's generator where it is: that
-// one knows the driver's libraries too, which a container needs unless its image
-// has those of this very driver. Ours names the device nodes.
-func (s *Set) generate(ctx context.Context, want map[string][]string) (*spec, error) {
-	program, err := s.cfg.Find(ctx, "nvidia-ctk")
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return s.own(want)
-	case err != nil:
-		return nil, err
-	}
-	vendor, class, _ := strings.Cut(host.CDIKind, "/")
-	res, err := s.cfg.Children.Run(ctx, child.Spec{
-		Argv: []string{program, "cdi", "generate", "--format=json", "--vendor=" + vendor, "--class=" + class, "--device-name-strategy=uuid"},
-		// It asks the driver as well, and may hang in it.
-		Timeout: s.limit(ctkTimeout), Key: "gpu", MaxOutput: largest, Environment: s.cfg.Environment,
-	})
-	if err != nil {
-		return nil, ended(ctx, err)
-	}
-	if res.ExitCode != 0 {
-		return nil, fmt.Errorf("%s: exit code %d: %.500s", program, res.ExitCode, res.Stderr)
-	}
-	return checked(res.Stdout, want)
-}
-
-// checked takes from what NVIDIA's generator wrote the devices that are wanted,
-// without the one that stands for all of them. One that it left out is an error.
-func checked(b []byte, want map[string][]string) (*spec, error) {
-	out := &spec{}
-	if err := json.Unmarshal(b, out); err != nil {
-		return nil, fmt.Errorf("what nvidia-ctk wrote: %w: %w", errSpec, err)
-	}
-	if out.Kind != host.CDIKind {
-		return nil, fmt.Errorf("what nvidia-ctk wrote is of kind %q: %w", out.Kind, errSpec)
-	}
-	out.Devices = slices.DeleteFunc(out.Devices, func(d device) bool { return want[d.Name] == nil })
-	for name := range want {
-		if !slices.ContainsFunc(out.Devices, func(d device) bool { return d.Name == name }) {
-			return nil, fmt.Errorf("nvidia-ctk left out %s, which the driver has: %w", name, errSpec)
-		}
-	}
-	out.Version = max(out.Version, cdiVersion)
-	return out, nil
-}
-
-// own names the device nodes of each device, and those that all need.
-func (s *Set) own(want map[string][]string) (*spec, error) {
-	out := &spec{Version: cdiVersion, Kind: host.CDIKind, Devices: []device{}}
-	names := make([]string, 0, len(want))
-	for name := range want {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		b, err := json.Marshal(edits{Nodes: nodes(want[name])})
-		if err != nil {
-			return nil, err
-		}
-		out.Devices = append(out.Devices, device{Name: name, Edits: b})
-	}
-	var shared []string
-	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {
-		if p := filepath.Join(s.cfg.Dev, name); exists(p) {
-			shared = append(shared, p)
-		}
-	}
-	// So that NVIDIA's own runtime, if it is there, adds nothing to it.
-	b, err := json.Marshal(edits{Nodes: nodes(shared), Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}})
-	out.Edits = b
-	return out, err
-}
-
-func nodes(paths []string) []node {
-	var out []node
-	for _, p := range paths {
-		out = append(out, node{p})
-	}
-	return out
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
-// makeNodes has the nodes made that are missing, as those of new instances are:
-// nvidia-smi makes them, through a setuid program that the agent's own children
-// may not start.
-func (s *Set) makeNodes(ctx context.Context, want map[string][]string) error {
-	missing := func() string {
-		for _, paths := range want {
-			for _, p := range paths {
-				if !exists(p) {
-					return p
-				}
-			}
-		}
-		return ""
-	}
-	if missing() == "" {
-		return nil
-	}
-	program, err := s.cfg.Find(ctx, "nvidia-smi")
-	if err != nil {
-		return fmt.Errorf("make %s: %w", missing(), err)
-	}
-	release, err := s.take(ctx)
-	if err != nil {
-		return err
-	}
-	defer release()
-	if _, err := s.cfg.Changes.Change(ctx, "make device nodes", []string{program, "-L"}, s.cfg.Environment, s.limit(changeTimeout)); err != nil {
-		return fmt.Errorf("make %s: %w", missing(), err)
-	}
-	if p := missing(); p != "" {
-		return fmt.Errorf("%s is not there, and nvidia-smi did not make it: %w", p, fs.ErrNotExist)
-	}
-	return nil
 }

@@ -233,6 +233,23 @@ func TestOneOfEight(t *testing.T) {
 	}
 }
 
+// TestOneThatAnswersNoMore: a GPU that still has a name and is lost to all else keeps
+// no other from containers.
+func TestOneThatAnswersNoMore(t *testing.T) {
+	n := newNode(t, nil, "H100", "H100", "H100")
+	gpus := n.state(t).GPUs
+	second := 1
+	must(t, n.Faults(fakenvml.Fault{GPU: &second, Call: "nvmlDeviceGetMigMode", Return: 15}))
+	must(t, n.WriteCDI(t.Context()))
+	c, err := n.CDI(t.Context())
+	if err != nil || !c.Current || len(c.Devices) != 2 || slices.Contains(c.Devices, host.CDIKind+"="+gpus[1].UUID) {
+		t.Errorf("CDI %+v, %v; want the two that answer", c, err)
+	}
+	if _, err := n.ResolveCDI(t.Context(), host.CDIKind+"="+gpus[2].UUID); err != nil {
+		t.Errorf("another: %v", err)
+	}
+}
+
 // TestVirtualMachine: a reset is refused, and nothing was changed.
 func TestVirtualMachine(t *testing.T) {
 	n := newNode(t, nil, "A100-80")

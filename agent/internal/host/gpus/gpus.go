@@ -87,6 +87,8 @@ type Set struct {
 	cfg   Config
 	turn  chan struct{} // holds a token while a question is asked
 	quiet quiet
+	// writing holds a token while the CDI specification is written.
+	writing chan struct{}
 }
 
 // New returns the GPUs of the machine. It asks nothing.
@@ -96,7 +98,7 @@ func New(cfg Config) *Set {
 			*p = unset
 		}
 	}
-	return &Set{cfg: cfg, turn: make(chan struct{}, 1), quiet: quiet{quiesce: cfg.Quiesce}}
+	return &Set{cfg: cfg, turn: make(chan struct{}, 1), writing: make(chan struct{}, 1), quiet: quiet{quiesce: cfg.Quiesce}}
 }
 
 // Close lets the sampler come back at once.

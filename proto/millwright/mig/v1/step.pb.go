@@ -733,7 +733,10 @@ type GpuPublishStep struct {
 	Phase PublishPhase `protobuf:"varint,1,opt,name=phase,proto3,enum=millwright.mig.v1.PublishPhase" json:"phase,omitempty"`
 	// Before the changes: the GPUs that the plan changes. The undo brings back those
 	// that are not yet as they were, and fails where it cannot.
-	Gpus          []*MigChange `protobuf:"bytes,2,rep,name=gpus,proto3" json:"gpus,omitempty"`
+	Gpus []*MigChange `protobuf:"bytes,2,rep,name=gpus,proto3" json:"gpus,omitempty"`
+	// After the changes: the UUIDs of the GPUs whose devices the specification has to
+	// name; without any, those of all. Other tasks may change other GPUs meanwhile.
+	Verifies      []string `protobuf:"bytes,3,rep,name=verifies,proto3" json:"verifies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -778,6 +781,13 @@ func (x *GpuPublishStep) GetPhase() PublishPhase {
 func (x *GpuPublishStep) GetGpus() []*MigChange {
 	if x != nil {
 		return x.Gpus
+	}
+	return nil
+}
+
+func (x *GpuPublishStep) GetVerifies() []string {
+	if x != nil {
+		return x.Verifies
 	}
 	return nil
 }
@@ -870,10 +880,11 @@ const file_millwright_mig_v1_step_proto_rawDesc = "" +
 	"\x06change\x18\x01 \x01(\v2\x1c.millwright.mig.v1.MigChangeR\x06change\"S\n" +
 	"\x0eGpuQuiesceStep\x12\x12\n" +
 	"\x04gpus\x18\x01 \x03(\tR\x04gpus\x12-\n" +
-	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"y\n" +
+	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\x95\x01\n" +
 	"\x0eGpuPublishStep\x125\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1f.millwright.mig.v1.PublishPhaseR\x05phase\x120\n" +
-	"\x04gpus\x18\x02 \x03(\v2\x1c.millwright.mig.v1.MigChangeR\x04gpus\"%\n" +
+	"\x04gpus\x18\x02 \x03(\v2\x1c.millwright.mig.v1.MigChangeR\x04gpus\x12\x1a\n" +
+	"\bverifies\x18\x03 \x03(\tR\bverifies\"%\n" +
 	"\x0fPublishObserved\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path*`\n" +
 	"\fPublishPhase\x12\x1d\n" +
