@@ -162,7 +162,7 @@ func (r *reader) devices(v value, at string) (all bool, indices []uint32) {
 	}
 	for i, n := range v.node.Content {
 		field := fmt.Sprintf("%s[%d]", at, i)
-		index, err := strconv.ParseUint(n.Value, 10, 32)
+		index, err := whole(n.Value)
 		switch {
 		case n.Kind != yaml.ScalarNode || n.Style != 0 || err != nil || index > maxIndex:
 			r.add(n, field, n.Value, "must be a whole number from 0 to %d", maxIndex)
@@ -176,6 +176,15 @@ func (r *reader) devices(v value, at string) (all bool, indices []uint32) {
 		r.add(v.key, at, "", "%s", rule)
 	}
 	return false, indices
+}
+
+// whole reads a number as it is written. One with a zero before it is none: to
+// mig-parted, as to YAML 1.1, 010 is eight.
+func whole(text string) (uint64, error) {
+	if len(text) > 1 && text[0] == '0' {
+		return 0, strconv.ErrSyntax
+	}
+	return strconv.ParseUint(text, 10, 32)
 }
 
 // instances reads the MIG devices of a GPU, in the order of the file.
@@ -192,7 +201,7 @@ func (r *reader) instances(v value, at string) []*migv1.Instances {
 		if !ok || one.key != v.node.Content[i] {
 			continue // it is a mistake, and was told
 		}
-		count, err := strconv.ParseUint(one.node.Value, 10, 32)
+		count, err := whole(one.node.Value)
 		if _, bad := profile.Parse(name); bad != nil {
 			r.add(one.key, join(at, name), "", "%v", bad)
 		}

@@ -100,6 +100,8 @@ func TestMistakes(t *testing.T) {
 		{"no device", head + "  - {devices: [], mig-enabled: false}\n", "f:4: mig-configs.c[0].devices: must be all, or a list"},
 		{"an index below 0", head + "  - {devices: [-1], mig-enabled: false}\n", `f:4: mig-configs.c[0].devices[0]: "-1": must be a whole number`},
 		{"an index twice", head + "  - {devices: [1, 1], mig-enabled: false}\n", `f:4: mig-configs.c[0].devices[1]: "1": is given twice`},
+		{"an index that YAML reads with base 8", head + "  - {devices: [010], mig-enabled: false}\n", `f:4: mig-configs.c[0].devices[0]: "010": must be a whole number`},
+		{"a count that YAML reads with base 8", head + "  - devices: all\n    mig-enabled: true\n    mig-devices:\n      1g.5gb: 07\n", `f:7: mig-configs.c[0].mig-devices.1g.5gb: "07": must be how many`},
 		{"no mode", head + "  - {devices: all}\n", "f:4: mig-configs.c[0].mig-enabled: is missing"},
 		{"a mode that is none", head + "  - {devices: all, mig-enabled: yes}\n", `f:4: mig-configs.c[0].mig-enabled: "yes": must be true or false`},
 		{"on, and nothing said", head + "  - {devices: all, mig-enabled: true}\n", "f:4: mig-configs.c[0].mig-devices: is missing, and mig-enabled is true"},
@@ -185,4 +187,23 @@ func FuzzRead(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestOddFiles: what is no configuration is a mistake, and never the end of the
+// program.
+func TestOddFiles(t *testing.T) {
+	for name, text := range map[string]string{
+		"a comment": "# nothing\n", "an empty document": "---\n", "an end": "...\n", "a directive": "%YAML 1.1\n---\n", "null": "null\n", "zero bytes": "\x00\x00",
+		"not UTF-8": "version: \xff\xfe", "deep": strings.Repeat("[", 100_000), "deep mappings": strings.Repeat("{a: ", 20_000),
+		"a key that is a list": "? [a]\n: b\n", "an alias of itself": "&a [*a]\n", "a merge": "version: v1\nmig-configs:\n  <<: {a: [{devices: all, mig-enabled: false}]}\n",
+		"a tag": "version: !!binary djE=\nmig-configs: {c: [{devices: all, mig-enabled: false}]}\n", "a second document that is none": "version: v1\n---\n[",
+		"indices with names": "version: v1\nmig-configs: {c: [{devices: [{a: 1}, [2], null], mig-enabled: false}]}\n",
+		"counts with names":  "version: v1\nmig-configs: {c: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: [1], 2g.10gb: {a: 1}}}]}\n",
+	} {
+		_, err := migparted.Read("f", []byte(text))
+		var ps migparted.Problems
+		if !errors.As(err, &ps) {
+			t.Errorf("%s: %v, want mistakes", name, err)
+		}
+	}
 }
