@@ -92,6 +92,9 @@ func TestRestoreWithoutOne(t *testing.T) {
 				if nobodyMisses := trouble == "gone" && (how == "all" || how == "by model"); nobodyMisses != (err == nil) || errors.Is(err, tasks.ErrNotSatisfied) {
 					t.Errorf("afterwards the intent says %v", err)
 				}
+				if err != nil && strings.Contains(err.Error(), "GPU-5") {
+					t.Errorf("another GPU is named for it: %v", err)
+				}
 				if _, err := (mig.Configure{}).Plan(t.Context(), h, s); trouble == "lose" && !errors.Is(err, tasks.ErrPrecondition) {
 					t.Errorf("a task that names a GPU that is lost is planned: %v", err)
 				}

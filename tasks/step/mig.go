@@ -238,7 +238,7 @@ func resetGPUs(ctx context.Context, h host.Host, c *migv1.MigChange, persistence
 	case errors.Is(err, host.ErrGPUInUse):
 		err = inUse(ctx, h, c, err)
 	case errors.Is(err, host.ErrGPUUnsupported):
-		err = reasonError(tasks.ReasonGPUReset, "%s cannot be reset here, as in a virtual machine: set allow_reboot to have the node rebooted instead: %w", c.GetName(), err)
+		err = reasonError(tasks.ReasonGPUReset, "%s cannot be reset here, or not alone: of a virtual machine reset it from outside; where NVLink joins it with others nvidia-fabricmanager has to run: %w", c.GetName(), err)
 	case err != nil:
 		err = gpuError(c.GetName(), err)
 	}

@@ -75,7 +75,8 @@ func There(list []host.GPU, sel *migv1.GpuSelector) (there *migv1.GpuSelector, m
 		if slices.ContainsFunc(list, is) {
 			return false
 		}
-		missing = errors.Join(missing, unfit("the node has no GPU %s (any more): it has %s", what, Names(list)))
+		// Nobody else is named: who reads it asks which GPUs it is about.
+		missing = errors.Join(missing, unfit("the node has no GPU %s (any more)", what))
 		return true
 	}
 	there.Uuids = slices.DeleteFunc(there.GetUuids(), func(u string) bool {
