@@ -182,3 +182,81 @@ func TestAnotherTaskMeanwhile(t *testing.T) {
 		t.Errorf("a device of its own that is gone: %v", err)
 	}
 }
+
+// TestRestoreLeavesOthers: a GPU to which a newer task has given a layout is that
+// task's to restore, and not the older one's.
+func TestRestoreLeavesOthers(t *testing.T) {
+	older := halves(&migv1.GpuSelector{All: true})
+	newer := &migv1.ConfigureSpec{Layouts: []*migv1.GpuLayout{{
+		Select: &migv1.GpuSelector{Uuids: []string{"GPU-1"}}, Instances: []*migv1.Instances{{Profile: "1g.10gb", Count: 7}},
+	}}}
+	n := laidOut(t, 2, older)
+	carry(t, n, newer)
+	if err := n.Do("reboot"); err != nil {
+		t.Fatal(err)
+	}
+	carry(t, n, mig.Configure{}.ForRestore(older))
+	if now := places(n); now["GPU-0"] != "3g.40gb at 0, 3g.40gb at 4" || now["GPU-1"] != "MIG off" {
+		t.Errorf("the older one is restored: %v", now)
+	}
+	if lost, err := (mig.Configure{}).Lost(t.Context(), n.Hosts(nil).Prober(), older); lost || err != nil {
+		t.Errorf("the older one has lost something: %v (%v)", lost, err)
+	}
+	carry(t, n, mig.Configure{}.ForRestore(newer))
+	if now := places(n); now["GPU-0"] != "3g.40gb at 0, 3g.40gb at 4" || !strings.HasPrefix(now["GPU-1"], "1g.10gb at 0, ") {
+		t.Errorf("both are restored: %v", now)
+	}
+}
+
+// TestRestoreAsks: a restore asks nobody while it disturbs nobody, as at boot; what
+// is in its way has to be waited for.
+func TestRestoreAsks(t *testing.T) {
+	for name, tc := range map[string]struct {
+		script string
+		asks   bool
+	}{
+		"after a boot":       {"", false},
+		"an instance stands": {"gpu mig GPU-0 on\ngpu instance GPU-0 19 0", true},
+		"a process holds it": {"gpu hold GPU-0 77 train", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := halves(&migv1.GpuSelector{All: true})
+			n := laidOut(t, 1, s)
+			if err := n.Do(tc.script); err != nil {
+				t.Fatal(err)
+			}
+			plan, err := mig.Configure{}.Plan(t.Context(), n.Hosts(nil).Prober(), mig.Configure{}.ForRestore(s))
+			if err != nil || (plan.Disturbs != nil) != tc.asks {
+				t.Errorf("the plan asks %+v (%v)", plan.Disturbs, err)
+			}
+		})
+	}
+}
+
+// TestSomebodyElse: what somebody has made by hand since the plan, while jobs were
+// waited for, ends the task, and neither it nor its undo takes that away.
+func TestSomebodyElse(t *testing.T) {
+	n := fakehost.New()
+	if err := n.Do("dir /etc/millwright\ndir /run\ngpu add H100 GPU-0\ngpu mig GPU-0 on\ngpu instance GPU-0 9 0"); err != nil {
+		t.Fatal(err)
+	}
+	s := &migv1.ConfigureSpec{Layouts: []*migv1.GpuLayout{{Select: &migv1.GpuSelector{All: true}, Instances: []*migv1.Instances{{Profile: "1g.10gb", Count: 7}}}}}
+	plan, err := mig.Configure{}.Plan(t.Context(), n.Hosts(nil).Prober(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Do("gpu instance GPU-0 9 4"); err != nil {
+		t.Fatal(err)
+	}
+	at, err := forward(t, n, plan)
+	var why *tasks.ReasonError
+	if !errors.As(err, &why) || why.Reason != tasks.ReasonGPUChanged {
+		t.Fatalf("step %d: %v, want that somebody has changed it", at, err)
+	}
+	if at, err := backward(t, n, plan, at); err != nil {
+		t.Fatalf("the undo of step %d: %v", at, err)
+	}
+	if now := places(n); now["GPU-0"] != "3g.40gb at 0, 3g.40gb at 4" {
+		t.Errorf("afterwards it has %s", now["GPU-0"])
+	}
+}

@@ -188,13 +188,19 @@ func bringBack(ctx context.Context, h host.Host, c *migv1.MigChange) error {
 }
 
 // bringAllBack brings back the GPUs of a plan that are not yet as they were. One
-// that cannot be read and was never marked has not been touched.
+// that cannot be read and was never marked has not been touched, and neither has one
+// on which somebody has made something else since the plan: the undo of each step
+// before this one has brought back or marked what it touched.
 func bringAllBack(ctx context.Context, h host.Host, all []*migv1.MigChange) error {
 	var failed []error
 	for _, c := range all {
 		there, err := markedGPU(ctx, h, c)
 		if err == nil && !there {
 			if _, err := h.GPUState(ctx, c.GetGpu()); errors.Is(err, host.ErrGPULost) || errors.Is(err, host.ErrGPUUnknown) {
+				continue
+			}
+			var why *tasks.ReasonError
+			if err := inspectMIG(ctx, h, c); errors.As(err, &why) && why.Reason == tasks.ReasonGPUChanged {
 				continue
 			}
 		}
