@@ -131,16 +131,19 @@ func modelIs(name, want string) bool {
 	return false
 }
 
-// pci writes a place as the driver's does: 0000:17:00.0.
+// pci writes a place as the agent does: 0000:17:00.0, with more digits of the
+// domain where it needs them.
 func pci(s string) string {
 	s = strings.ToLower(s)
 	if strings.Count(s, ":") == 1 {
 		return "0000:" + s
 	}
-	if domain, rest, ok := strings.Cut(s, ":"); ok && len(domain) == 8 {
-		return domain[4:] + ":" + rest
+	domain, rest, _ := strings.Cut(s, ":")
+	n, err := strconv.ParseUint(domain, 16, 32)
+	if err != nil {
+		return s
 	}
-	return s
+	return fmt.Sprintf("%04x:%s", n, rest)
 }
 
 // deviceID reads 0x20B210DE.
