@@ -159,6 +159,9 @@ type MIGInstance struct {
 	Size uint32
 	// Compute are its compute instances by placement; none is half an instance.
 	Compute []MIGCompute
+	// Busy says that a process computes on it, by the driver's word. One that only
+	// has its device open is not seen so.
+	Busy bool
 }
 
 // MIGComputePlace names a compute instance in its GPU instance.

@@ -211,8 +211,9 @@ func (t *table) standing(was *migv1.Layout) []placement.Standing {
 	for _, in := range was.GetInstances() {
 		p, known := t.st.Profile(in.GetProfileId())
 		id := t.id(shape{p: p, compute: in.GetCompute()})
+		now, _ := t.st.Instance(host.MIGPlace{Profile: in.GetProfileId(), Start: in.GetStart()})
 		out = append(out, placement.Standing{
-			Instance: placement.Instance{Profile: id, Start: int(in.GetStart())}, Incomplete: !known || len(in.GetCompute()) == 0,
+			Instance: placement.Instance{Profile: id, Start: int(in.GetStart())}, Incomplete: !known || len(in.GetCompute()) == 0, Busy: now.Busy,
 		})
 	}
 	return out

@@ -172,10 +172,21 @@ func (g gpuSuite) computes() {
 	}
 	release := g.env.Compute(g, high.ID, high.Compute[0].ID)
 	g.is("a compute instance in use", g.h.DestroyComputeInstance(ctx, uuid, halfHigh, whole), host.ErrGPUInUse)
+	g.busy(halfHigh)
 	release()
+	g.busy()
 	g.is("a GPU instance with a compute instance", g.h.DestroyGPUInstance(ctx, uuid, halfHigh), host.ErrGPUInUse)
 	g.mode(false, host.MIGWaitsForClients)
 	g.mode(true, host.MIGActive)
+}
+
+// busy asks that a process computes on these GPU instances, and on no other.
+func (g gpuSuite) busy(want ...host.MIGPlace) {
+	for _, i := range g.state().Instances {
+		if i.Busy != slices.Contains(want, i.MIGPlace) {
+			g.Errorf("instance %+v: busy is %v", i.MIGPlace, i.Busy)
+		}
+	}
 }
 
 func (g gpuSuite) containers() {

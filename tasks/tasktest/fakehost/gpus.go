@@ -117,6 +117,9 @@ func (n *Node) gpuState(uuid string) (host.GPUState, error) {
 	for i := range out.Profiles {
 		out.Profiles[i].Assumed = !g.Enabled
 	}
+	for i, in := range out.Instances {
+		out.Instances[i].Busy = slices.ContainsFunc(g.holders, func(h gpuHolder) bool { return h.at != nil && *h.at == in.MIGPlace })
+	}
 	return out, err
 }
 

@@ -139,7 +139,11 @@ func (l *Library) needs(d *device, out *gpuv1.GpuLook) {
 		return l.api.DeviceGetComputeRunningProcesses(d.handle)
 	})
 	for _, p := range processes {
-		out.Processes = append(out.Processes, &gpuv1.GpuProcess{Pid: p.Pid})
+		of := &gpuv1.GpuProcess{Pid: p.Pid}
+		if p.GpuInstanceId != noInstance {
+			of.GpuInstanceId = &p.GpuInstanceId
+		}
+		out.Processes = append(out.Processes, of)
 	}
 }
 

@@ -126,7 +126,7 @@ func TestNormalPCI(t *testing.T) {
 			t.Errorf("%q becomes %q", s, got)
 		}
 	}
-	if got := NormalPCI("00010000:C5:00.0"); got != "00010000:c5:00" {
+	if got := NormalPCI("00010000:C5:00.0"); got != "10000:c5:00" || got != NormalPCI("10000:c5:00.0") {
 		t.Errorf("a large domain becomes %q", got)
 	}
 }

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
@@ -207,7 +208,8 @@ func sxid(m []string) (Report, bool) {
 
 // NormalPCI gives a PCI address in the one form that is used here:
 // domain:bus:device in lower case, the domain with four digits or, when it is
-// larger, eight. The kernel's log, NVML and sysfs each write it differently.
+// larger, as many as it takes. The kernel's log, NVML and sysfs each write it
+// differently.
 func NormalPCI(s string) string {
 	s = strings.ToLower(strings.TrimPrefix(s, "PCI:"))
 	s, _, _ = strings.Cut(s, ".")
@@ -215,8 +217,8 @@ func NormalPCI(s string) string {
 	if !ok {
 		return s
 	}
-	if len(domain) == 8 && strings.HasPrefix(domain, "0000") {
-		domain = domain[4:]
+	if n, err := strconv.ParseUint(domain, 16, 32); err == nil && len(domain) > 4 {
+		domain = fmt.Sprintf("%04x", n)
 	}
 	return domain + ":" + rest
 }

@@ -229,6 +229,9 @@ func state(l *gpuv1.GpuLook) (host.GPUState, error) {
 		if err != nil {
 			return st, err
 		}
+		of.Busy = slices.ContainsFunc(l.GetProcesses(), func(p *gpuv1.GpuProcess) bool {
+			return p.GpuInstanceId != nil && p.GetGpuInstanceId() == of.ID
+		})
 		st.Instances = append(st.Instances, of)
 	}
 	slices.SortFunc(st.Instances, func(a, b host.MIGInstance) int {

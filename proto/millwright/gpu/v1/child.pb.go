@@ -1292,7 +1292,10 @@ func (x *MigProfile) GetAssumed() bool {
 type GpuProcess struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its number.
-	Pid           uint32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	Pid uint32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	// The MIG GPU instance on which it computes; unset for the whole GPU, or when the
+	// driver does not say.
+	GpuInstanceId *uint32 `protobuf:"varint,2,opt,name=gpu_instance_id,json=gpuInstanceId,proto3,oneof" json:"gpu_instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1330,6 +1333,13 @@ func (*GpuProcess) Descriptor() ([]byte, []int) {
 func (x *GpuProcess) GetPid() uint32 {
 	if x != nil {
 		return x.Pid
+	}
+	return 0
+}
+
+func (x *GpuProcess) GetGpuInstanceId() uint32 {
+	if x != nil && x.GpuInstanceId != nil {
+		return *x.GpuInstanceId
 	}
 	return 0
 }
@@ -1791,10 +1801,12 @@ const file_millwright_gpu_v1_child_proto_rawDesc = "" +
 	"\n" +
 	"placements\x18\b \x03(\v2\x1c.millwright.gpu.v1.PlacementR\n" +
 	"placements\x12\x18\n" +
-	"\aassumed\x18\t \x01(\bR\aassumed\"\x1e\n" +
+	"\aassumed\x18\t \x01(\bR\aassumed\"_\n" +
 	"\n" +
 	"GpuProcess\x12\x10\n" +
-	"\x03pid\x18\x01 \x01(\rR\x03pid\"\x8b\x04\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\x12+\n" +
+	"\x0fgpu_instance_id\x18\x02 \x01(\rH\x00R\rgpuInstanceId\x88\x01\x01B\x12\n" +
+	"\x10_gpu_instance_id\"\x8b\x04\n" +
 	"\vChildChange\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x127\n" +
 	"\bmig_mode\x18\x02 \x01(\v2\x1a.millwright.gpu.v1.SetModeH\x00R\amigMode\x12G\n" +
@@ -1945,6 +1957,7 @@ func file_millwright_gpu_v1_child_proto_init() {
 		(*ChildReply_Changed)(nil),
 	}
 	file_millwright_gpu_v1_child_proto_msgTypes[13].OneofWrappers = []any{}
+	file_millwright_gpu_v1_child_proto_msgTypes[15].OneofWrappers = []any{}
 	file_millwright_gpu_v1_child_proto_msgTypes[16].OneofWrappers = []any{
 		(*ChildChange_MigMode)(nil),
 		(*ChildChange_PersistenceMode)(nil),
