@@ -38,7 +38,10 @@ func migs() []story {
 		}
 		return t.done(ctx, "mig.configure", layout("{profile: 2g.20gb, count: 1}, {profile: 3g.40gb, count: 1}"))
 	}
-	return append([]story{first, again}, gpuKinds()...)
+	first.slow, again.slow = true, true
+	// Those without a layout come first: one that a node has is restored on each
+	// GPU that it gets.
+	return append(gpuKinds(), first, again)
 }
 
 // gpuKinds are gpu.reset of a GPU with a MIG layout, in persistence mode, and
@@ -63,6 +66,7 @@ func gpuKinds() []story {
 		setup: func(ctx context.Context, t *trial) error { return partition(ctx, t, "H100", standInDCGM) },
 	}
 	reset.ways, diagnose.ways = resetWays, diagnoseWays
+	reset.slow, diagnose.slow = true, true
 	return []story{reset, diagnose}
 }
 

@@ -253,6 +253,13 @@ func times(p point, n int) []int {
 // work does the cases: those of agents and shims on the nodes of the first
 // world, those of servers in the others.
 func (s *suite) work(ctx context.Context, worlds []*world, onNodes, onServers []job) error {
+	// In the order of the stories, so that a node that has come to one never goes
+	// back to an earlier one.
+	at := map[string]int{}
+	for i, one := range stories() {
+		at[one.title()] = i
+	}
+	slices.SortStableFunc(onNodes, func(a, b job) int { return cmp.Compare(at[a.story.title()], at[b.story.title()]) })
 	// The slow ones first, so that none is left alone at the end.
 	slices.SortStableFunc(onServers, func(a, b job) int { return strings.Compare(a.story.title(), b.story.title()) })
 	nodeQueue, serverQueue := fill(onNodes), fill(onServers)
