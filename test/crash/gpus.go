@@ -39,6 +39,7 @@ func migs() []story {
 		return t.done(ctx, "mig.configure", layout("{profile: 2g.20gb, count: 1}, {profile: 3g.40gb, count: 1}"))
 	}
 	first.slow, again.slow = true, true
+	again.strikes = "host.mig." // it has another layout to come back to
 	// Those without a layout come first: one that a node has is restored on each
 	// GPU that it gets.
 	return append(gpuKinds(), first, again)

@@ -47,7 +47,7 @@ type story struct {
 	// left to other stories.
 	slow bool
 	// strikes begins the names of points that are struck in it although another
-	// story comes by them, and although it has a server of its own.
+	// story comes by them, and although it is slow or has a server of its own.
 	strikes string
 	// ways are the right ways to end after an injury, where the model of the class
 	// is not the whole of it; clean is how it ends without one.

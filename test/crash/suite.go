@@ -200,7 +200,7 @@ func spare(jobs []job) (out []job) {
 		if j.story.slow && quick[name] && j.injury.point.Program == server {
 			continue
 		}
-		if j.story.slow && !j.story.own && toldBy(fmt.Sprint(j.story.kind, j.story.state, name, j.injury.mode), title) != title {
+		if j.story.slow && !j.story.own && !mine && toldBy(fmt.Sprint(j.story.kind, j.story.state, name, j.injury.mode), title) != title {
 			continue
 		}
 		if !j.story.own || taken[name] == title || mine {
