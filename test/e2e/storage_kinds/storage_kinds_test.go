@@ -169,6 +169,7 @@ func standIns(t *testing.T, c *clustertest.Cluster) {
 		}
 		t.Logf("a helper that does %s: %v: %s", how, time.Since(begun).Round(time.Second), task.GetMessage())
 	}
+	buckets(t, c, node)
 	attempts(t, c, node)
 	if left := c.Sh(node, "pgrep -x sleep; grep weka /proc/self/mountinfo; ls /etc/systemd/system | grep weka || true"); left != "" {
 		t.Errorf("left: %s", left)
