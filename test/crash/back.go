@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -26,7 +28,12 @@ func (t *trial) takeBack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, key := range strings.Fields(text) {
+	keys := strings.Fields(text)
+	// A member first: what is asked of one goes by way of Slurm.
+	slices.SortStableFunc(keys, func(a, b string) int {
+		return cmp.Compare(strings.Index(b, "slurm:"), strings.Index(a, "slurm:"))
+	})
+	for _, key := range keys {
 		kind, object, _ := strings.Cut(key, ":")
 		switch kind {
 		case "mount":
