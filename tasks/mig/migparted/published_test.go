@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -181,9 +182,11 @@ func asked(what string) string {
 	}
 	count := map[string]int{}
 	for _, one := range strings.Fields(what) {
-		var n int
 		name, text, _ := strings.Cut(one, ":")
-		fmt.Sscan(text, &n) //nolint:errcheck // the table has numbers
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return "a table with " + one + ", which has no number" // agrees with nothing
+		}
 		slices, rest, _ := strings.Cut(name, "g.")
 		_, attribute, _ := strings.Cut(rest, "gb")
 		count[slices+"g"+strings.TrimPrefix(attribute, "+")] += n
