@@ -33,7 +33,7 @@ find /sys/fs/cgroup -name 'millwright-container-*'; find /run/containerd/io.cont
 // TestContainerRun is the whole story, on one node with each containerd.
 func TestContainerRun(t *testing.T) {
 	c := clustertest.Up(t, clustertest.Config{Nodes: 2, Agent: "millwright_crash"})
-	archive, digest := image(t)
+	archive, digest := clustertest.Image(t, "program", program, "runs")
 	install(t, c, "n2")
 	var side sync.WaitGroup
 	for node, version := range map[string]string{"n1": "1.6.", "n2": strings.TrimPrefix(newer, "v")} {

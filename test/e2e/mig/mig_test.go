@@ -32,7 +32,7 @@ func TestMIG(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	archive, digest := image(t)
+	archive, digest := clustertest.Image(t, "looks", looks, "out")
 	for name, product := range map[string]string{"n1": "A100-80", "n2": "H100"} {
 		t.Run(product, func(t *testing.T) {
 			t.Parallel()
